@@ -1,0 +1,209 @@
+"""Every setting, once. A field's name is its flag (`max_num_seqs` is `--max-num-seqs`), its
+default is the flag's default and its `help` is the flag's help.
+
+One frozen dataclass per layer; they compose in ServerConfig and never inherit. `__post_init__`
+raises ValueError with the flag's name. Nothing writes to a config after it was made; numbers that
+are derived at start-up (context length, number of blocks) travel as values of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field that carries what its command line flag needs."""
+    metadata = {"help": help, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+def _at_least(config: object, minimum: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < minimum:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is {value}; it must be at least {minimum}")
+
+
+def _one_of(config: object) -> None:
+    for item in fields(config):  # type: ignore[arg-type]  # called by dataclasses only
+        choices = item.metadata.get("choices")
+        value = getattr(config, item.name)
+        if choices and value is not None and value not in choices:
+            flag = "--" + item.name.replace("_", "-")
+            raise ValueError(f"{flag} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how it is loaded."""
+
+    model: str | None = setting(
+        None,
+        "folder with safetensors, GGUF file, or Hugging Face hub id; default: the demo model",
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "name(s) of the model in the API; default: the value of --model", metavar="NAME"
+    )
+    tokenizer: str | None = setting(None, "folder or hub id of another tokenizer than the model's")
+    load_format: str = setting(
+        "auto",
+        "format of the weights; dummy: random weights for the shapes of config.json",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    )
+    dtype: str = setting(
+        "auto",
+        "type of weights that are not quantised; auto: as stored",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    max_model_len: int | None = setting(
+        None, "context length in tokens (prompt + output); default: the model's"
+    )
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+    download_dir: str | None = setting(None, "folder for downloads; default: the hub's cache")
+    generation_config: str = setting(
+        "auto",
+        "default sampling parameters: auto (the model's generation_config.json), vllm (none), "
+        "or a folder with a generation_config.json",
+    )
+    seed: int = setting(0, "seed of requests without one, and of dummy weights")
+
+    def __post_init__(self) -> None:
+        _one_of(self)
+        _at_least(self, 1, "max_model_len")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int = setting(16, "tokens per KV cache block")
+    kv_cache_dtype: str = setting(
+        "auto",
+        "type of the KV cache; auto: the model's, float16 for quantised weights",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None, "size of the KV cache, as 268435456 or 256M or 2G; overrides the utilization"
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "share of the accelerator's memory that the server may use; without an accelerator the "
+        "KV cache is sized by --kv-cache-memory-bytes",
+    )
+    num_gpu_blocks_override: int | None = setting(None, "number of KV cache blocks, for tests")
+    enable_prefix_caching: bool = setting(True, "reuse the KV cache of equal prompt beginnings")
+
+    def __post_init__(self) -> None:
+        _one_of(self)
+        _at_least(self, 1, "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+        if self.block_size & (self.block_size - 1) or self.block_size > 256:
+            raise ValueError(
+                f"--block-size is {self.block_size}; it must be a power of two up to 256"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization}; "
+                "it must be above 0 and at most 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Which requests run in a step."""
+
+    max_num_seqs: int = setting(128, "most sequences that run at once")
+    max_num_batched_tokens: int = setting(2048, "most tokens in one step (the token budget)")
+    long_prefill_token_threshold: int = setting(
+        0, "most prompt tokens of one request in one step; 0: the token budget alone"
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "order of waiting requests: first come first served, or by the request's priority",
+        choices=("fcfs", "priority"),
+    )
+
+    def __post_init__(self) -> None:
+        _one_of(self)
+        _at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
+        _at_least(self, 0, "long_prefill_token_threshold")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens is {self.max_num_batched_tokens}; "
+                f"it must be at least --max-num-seqs ({self.max_num_seqs})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """Where a step runs."""
+
+    device: str = setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    threads: int | None = setting(None, "CPU threads of a forward pass; default: physical cores")
+
+    def __post_init__(self) -> None:
+        _one_of(self)
+        _at_least(self, 1, "threads")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = setting(8000, "port to listen on; 0 picks a free one")
+    uds: str | None = setting(None, "Unix socket to listen on instead of host and port")
+    api_key: tuple[str, ...] = setting(
+        (), "key(s) of which clients must send one as bearer token", metavar="KEY"
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "origins that browsers may call from, as a JSON list: '[\"*\"]'", metavar="JSON"
+    )
+    chat_template: str | None = setting(None, "file with a chat template, or the template itself")
+    chat_template_content_format: str = setting(
+        "auto",
+        "form in which the template gets message contents",
+        choices=("auto", "string", "openai"),
+    )
+    trust_request_chat_template: bool = setting(False, "allow chat_template in a request")
+    response_role: str = setting("assistant", "role of the messages that the server writes")
+    max_logprobs: int = setting(20, "most logprobs a request may ask for per token")
+    metrics_prefix: str = setting(
+        "llmserve:", "prefix of metric names; 'vllm:' fits dashboards made for vLLM"
+    )
+    shutdown_timeout: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM"
+    )
+    sse_ping_interval: float = setting(
+        15.0, "seconds of silence in a stream before a comment keeps it alive; 0: never"
+    )
+    max_request_bytes: int = setting(64 << 20, "largest request body, as 67108864 or 64M")
+    log_level: str = setting(
+        "info", "least severe messages to log", choices=("debug", "info", "warning", "error")
+    )
+    disable_log_requests: bool = setting(False, "do not log a line per finished request")
+
+    def __post_init__(self) -> None:
+        _one_of(self)
+        _at_least(self, 0, "port", "max_logprobs", "shutdown_timeout", "sse_ping_interval")
+        _at_least(self, 1, "max_request_bytes")
+        if self.port > 65535:
+            raise ValueError(f"--port is {self.port}; it must be at most 65535")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All of it; each layer is handed its own part."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    frontend: FrontendConfig = field(default_factory=FrontendConfig)

@@ -1,0 +1,35 @@
+"""Plain data that travels between layers. Imports the standard library only."""
+
+from llmserve.core.generation import GenerationRequest
+from llmserve.core.kv import KVCacheGroup, KVCacheSpec, group_layers
+from llmserve.core.outputs import (
+    FinishReason,
+    OutputDelta,
+    PromptLogprobs,
+    SeqResult,
+    StepResult,
+    TokenEvent,
+    TokenLogprobs,
+)
+from llmserve.core.plan import NewSequence, StepPlan
+from llmserve.core.request import Request, RequestStatus
+from llmserve.core.sampling import SamplingParams
+
+__all__ = [
+    "FinishReason",
+    "GenerationRequest",
+    "KVCacheGroup",
+    "KVCacheSpec",
+    "NewSequence",
+    "OutputDelta",
+    "PromptLogprobs",
+    "Request",
+    "RequestStatus",
+    "SamplingParams",
+    "SeqResult",
+    "StepPlan",
+    "StepResult",
+    "TokenEvent",
+    "TokenLogprobs",
+    "group_layers",
+]

@@ -1,0 +1,51 @@
+"""How one sequence is sampled and when it ends. Validated by the API layer, immutable below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping rules of one sequence.
+
+    Order of application to a row of logits: logprobs are read from the raw logits; then
+    allowed_token_ids, bad words and min_tokens masks, logit_bias, penalties, temperature, min_p,
+    top_k, top_p, draw. Temperature 0 is greedy and switches the filters off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # output tokens only
+    frequency_penalty: float = 0.0  # output tokens only
+    repetition_penalty: float = 1.0  # prompt and output tokens
+    seed: int = 0  # always set; the engine draws one where the request has none
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    max_tokens: int = 16
+    min_tokens: int = 0  # masks eos_token_ids and stop_token_ids, and defers stop strings
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # asked for by the request; reported as stop_reason
+    eos_token_ids: tuple[int, ...] = ()  # the model's; empty when ignore_eos
+    include_stop_str_in_output: bool = False
+
+    num_logprobs: int | None = None  # None: none; k: the sampled token and the k most likely
+    num_prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
