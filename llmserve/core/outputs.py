@@ -69,6 +69,9 @@ class OutputDelta:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    # Text that each token completed, "" where a character is still open. Unlike `text`, never
+    # held back for a stop string and never cut at one.
+    token_texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: PromptLogprobs | None = None  # whole, with the first delta
     finish_reason: FinishReason | None = None
