@@ -145,7 +145,7 @@ class SchedulerConfig:
 class RunnerConfig:
     """Where a step runs."""
 
-    device: str = setting("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "where the model runs", choices=("auto", "cpu"))
     threads: int | None = setting(None, "CPU threads of a forward pass; default: physical cores")
 
     def __post_init__(self) -> None:

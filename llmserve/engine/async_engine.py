@@ -1,0 +1,217 @@
+"""AsyncEngine: the coroutine around Engine.
+
+One event loop and one worker thread. `schedule` and `update` run on the loop, `execute` in the
+thread. While a step is in flight, handlers only append to two inboxes (new requests, aborts),
+which the loop drains before it schedules again; so there are no locks. Nothing here waits for a
+consumer: deltas are put into a stream's own queue, whose length max_tokens bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import enum
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from llmserve.core import GenerationRequest, OutputDelta, StepPlan
+from llmserve.engine.engine import Engine
+from llmserve.engine.stats import EngineStats
+from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingError, EngineError
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+    DEAD = "dead"
+
+
+class RequestStream:
+    """Deltas of one request, choices interleaved; ends when every choice has finished.
+
+    One consumer. Iterating raises StepFailedError or EngineDeadError if the request failed.
+    """
+
+    def __init__(self, request_id: str, engine: AsyncEngine) -> None:
+        self.request_id = request_id
+        self._engine = engine
+        self._deltas: collections.deque[OutputDelta] = collections.deque()
+        self._error: EngineError | None = None
+        self._is_closed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._deltas.popleft()
+
+    def take_ready(self) -> list[OutputDelta]:
+        """Deltas that have arrived and were not read yet, without waiting."""
+        ready = list(self._deltas)
+        self._deltas.clear()
+        return ready
+
+    def abort(self) -> None:
+        """The consumer is gone. Frees the request's blocks within one step; idempotent."""
+        if not self._is_closed:
+            self.close()
+            self._engine._abort(self.request_id)
+
+    # The engine's side.
+
+    def put(self, delta: OutputDelta) -> None:
+        self._deltas.append(delta)
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncEngine:
+    """Runs Engine steps for as long as there is work; sleeps on an event when there is none."""
+
+    def __init__(self, engine: Engine, stats: EngineStats, *, max_model_len: int) -> None:
+        self.stats = stats
+        self.max_model_len = max_model_len
+        self.state = EngineState.STARTING
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmserve-step")
+        self._new: list[tuple[GenerationRequest, RequestStream, float]] = []
+        self._aborted: list[str] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight, the ones not yet handed to the scheduler included."""
+        return self._engine.num_unfinished + len(self._new)
+
+    async def start(self) -> None:
+        """Starts stepping. Call once, on the loop that will serve."""
+        self._task = asyncio.create_task(self._run(), name="llmserve-engine")
+        self.state = EngineState.READY
+
+    def generate(self, request: GenerationRequest) -> RequestStream:
+        """Queues a request and returns its stream at once.
+
+        Raises EngineDrainingError, EngineDeadError, or ContextLengthError for a prompt that
+        leaves no room for one token.
+        """
+        if self.state is EngineState.DEAD:
+            raise EngineDeadError("the engine has stopped after an error; restart the server")
+        if self.state is not EngineState.READY:
+            raise EngineDrainingError("the server is shutting down")
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if num_prompt_tokens >= self.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt_tokens} tokens, which leaves no room for output in "
+                f"the context of {self.max_model_len} tokens",
+                param="prompt",
+            )
+        stream = RequestStream(request.request_id, self)
+        self._new.append((request, stream, time.monotonic()))
+        self._idle.clear()
+        self._wake.set()
+        return stream
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests, lets running ones finish until the deadline, aborts the rest."""
+        if self.state is EngineState.DEAD:
+            return
+        self.state = EngineState.DRAINING
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            logger.warning("aborting %d requests at the shutdown deadline", self.num_unfinished)
+            self._drain_inboxes()
+            self._engine.abort_all()
+            self._wake.set()
+
+    async def shutdown(self) -> None:
+        """Stops stepping and joins the worker thread. Open streams raise EngineDeadError."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._die("the server has shut down")
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    def _abort(self, request_id: str) -> None:
+        self._aborted.append(request_id)
+        self._wake.set()
+
+    def _drain_inboxes(self) -> None:
+        new, self._new = self._new, []
+        for request, stream, arrival in new:
+            self._engine.add(request, stream, arrival)
+        aborted, self._aborted = self._aborted, []
+        for request_id in aborted:
+            self._engine.abort(request_id)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._drain_inboxes()
+                if not self._engine.num_unfinished:
+                    self._idle.set()
+                if not self._engine.has_work:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                await self._step()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("the engine has stopped after an error")
+            self._die("the engine has stopped after an error; restart the server")
+
+    async def _step(self) -> None:
+        plan = self._engine.schedule()
+        if plan.is_empty:
+            # Only finished sequences to release: the next plan that computes carries them.
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._thread, self._engine.execute, plan)
+        except Exception as error:
+            await self._recover(plan, error)
+        else:
+            self._engine.update(plan, result)
+
+    async def _recover(self, plan: StepPlan, error: Exception) -> None:
+        """Fails the step's requests; goes on only if a forward pass still works."""
+        logger.error("a step of %d requests failed", len(plan.request_ids), exc_info=error)
+        self._engine.fail_step(plan, error)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe)
+
+    def _die(self, message: str) -> None:
+        self.state = EngineState.DEAD
+        error = EngineDeadError(message)
+        for _, stream, _ in self._new:
+            stream.fail(error)
+        self._new.clear()
+        self._engine.fail_all(error)
+        self._idle.set()

@@ -1,0 +1,289 @@
+"""Engine: schedule -> execute -> update, and from token events to streams. No asyncio, no threads.
+
+Owns one RequestState per request: its choices, and where its deltas go. Of the three phases of a
+step only `execute` may run in another thread; it touches the executor alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmserve.core import (
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    Request,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
+from llmserve.engine.outputs import ChoiceState
+from llmserve.engine.stats import EngineStats
+from llmserve.errors import EngineError, StepFailedError
+from llmserve.scheduler import Scheduler
+from llmserve.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """Where a step runs."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step; blocking. Raises when the step as a whole failed."""
+        ...
+
+    def probe(self) -> None:
+        """Runs a forward pass of one token that no sequence owns; raises if it fails."""
+        ...
+
+
+class Sink(Protocol):
+    """Receives what a request produces; never blocks."""
+
+    def put(self, delta: OutputDelta) -> None: ...
+
+    def fail(self, error: EngineError) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class RequestState:
+    """A request in flight: its unfinished choices by sequence id, and its sink."""
+
+    request_id: str
+    sink: Sink
+    choices: dict[str, ChoiceState]
+
+
+class Engine:
+    """Invariant: a sequence is in `_states` exactly as long as the scheduler knows it."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        stats: EngineStats,
+        *,
+        log_requests: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._stats = stats
+        self._log_requests = log_requests
+        self._clock = clock
+        self._states: dict[str, RequestState] = {}  # by sequence id
+        self._requests: dict[str, RequestState] = {}  # by request id
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests (not sequences) in flight."""
+        return len(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def add(self, request: GenerationRequest, sink: Sink, arrival: float) -> None:
+        """Queues a request: one sequence per choice."""
+        state = RequestState(request.request_id, sink, {})
+        self._requests[request.request_id] = state
+        self._stats.request_params_n.observe(request.n)
+        self._stats.request_params_max_tokens.observe(request.sampling.max_tokens)
+        first_id = request.request_id if request.n == 1 else f"{request.request_id}-0"
+        for index in range(request.n):
+            sequence_id = first_id if index == 0 else f"{request.request_id}-{index}"
+            sampling = request.sampling
+            if index > 0:
+                # Prompt logprobs are the same for all choices; seeds are not.
+                sampling = dataclasses.replace(
+                    sampling, seed=sampling.seed + index, num_prompt_logprobs=None
+                )
+            state.choices[sequence_id] = ChoiceState.create(
+                index, sampling, request.prompt_token_ids, self._tokenizer, arrival
+            )
+            self._states[sequence_id] = state
+            self._scheduler.add(
+                Request(
+                    request_id=sequence_id,
+                    prompt_token_ids=request.prompt_token_ids,
+                    sampling=sampling,
+                    arrival_time=arrival,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    parent_id=first_id if index > 0 else None,
+                )
+            )
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request whose client has gone; its stream gets nothing more."""
+        state = self._requests.pop(request_id, None)
+        if state is None:
+            return
+        for sequence_id, choice in state.choices.items():
+            self._scheduler.abort(sequence_id)
+            del self._states[sequence_id]
+            self._record_finish(sequence_id, choice, FinishReason.ABORT)
+        state.choices.clear()
+        state.sink.close()
+
+    def abort_all(self) -> None:
+        """Ends what is in flight with finish reason `abort`, as seen by the clients."""
+        for request_id in list(self._requests):
+            state = self._requests[request_id]
+            for choice in state.choices.values():
+                state.sink.put(
+                    OutputDelta(
+                        choice.index,
+                        text=choice.matcher.flush(),
+                        finish_reason=FinishReason.ABORT,
+                        num_prompt_tokens=choice.num_prompt_tokens,
+                        num_cached_tokens=choice.num_cached_tokens,
+                        num_output_tokens=choice.num_output_tokens,
+                    )
+                )
+            self.abort(request_id)
+
+    def fail_all(self, error: EngineError) -> None:
+        """The engine is dead: every open stream raises `error`. The scheduler is left alone."""
+        for state in self._requests.values():
+            state.sink.fail(error)
+        self._requests.clear()
+        self._states.clear()
+
+    def step(self) -> bool:
+        """One whole step in the calling thread; returns whether anything was computed."""
+        plan = self.schedule()
+        if plan.is_empty:
+            return False
+        self.update(plan, self.execute(plan))
+        return True
+
+    def schedule(self) -> StepPlan:
+        return self._scheduler.schedule()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Blocking; safe to call from another thread while no other phase runs."""
+        return self._executor.execute(plan)
+
+    def probe(self) -> None:
+        """Blocking; raises if the executor cannot run a forward pass any more."""
+        self._executor.probe()
+
+    def update(self, plan: StepPlan, result: StepResult) -> None:
+        """Applies a step's results and hands deltas to the sinks."""
+        self._stats.iteration_tokens.observe(plan.total_num_scheduled_tokens)
+        now = self._clock()
+        for event in self._scheduler.update(plan, result):
+            self._deliver(event, now)
+        self._publish_counters()
+
+    def fail_step(self, plan: StepPlan, error: Exception) -> None:
+        """The forward pass raised: the requests of this step end with an error, no others."""
+        message = f"the forward pass failed: {type(error).__name__}"
+        now = self._clock()
+        for event in self._scheduler.fail_step(plan, message):
+            self._deliver(event, now)
+
+    def _deliver(self, event: TokenEvent, now: float) -> None:
+        sequence_id = event.request_id
+        state = self._states.get(sequence_id)
+        if state is None:
+            return  # aborted while the step ran
+        if event.finish_reason is FinishReason.ERROR:
+            self._fail_request(state, event.error or "the request failed")
+            return
+        choice = state.choices[sequence_id]
+        self._record_tokens(choice, event, now)
+        delta = choice.process(event)
+        if delta.finish_reason is not None and event.finish_reason is None:
+            self._scheduler.finish(sequence_id, delta.finish_reason, delta.stop_reason)
+        if delta.token_ids or delta.finish_reason is not None:
+            state.sink.put(delta)
+        if delta.finish_reason is not None:
+            self._finish_choice(state, sequence_id, delta.finish_reason)
+
+    def _finish_choice(self, state: RequestState, sequence_id: str, reason: FinishReason) -> None:
+        choice = state.choices.pop(sequence_id)
+        del self._states[sequence_id]
+        self._record_finish(sequence_id, choice, reason)
+        if not state.choices:
+            del self._requests[state.request_id]
+            state.sink.close()
+
+    def _fail_request(self, state: RequestState, message: str) -> None:
+        """One failed choice fails the request; its siblings end with it."""
+        del self._requests[state.request_id]
+        for sequence_id, choice in state.choices.items():
+            self._scheduler.abort(sequence_id)
+            del self._states[sequence_id]
+            self._record_finish(sequence_id, choice, FinishReason.ERROR)
+        state.choices.clear()
+        state.sink.fail(StepFailedError(message))
+
+    def _record_tokens(self, choice: ChoiceState, event: TokenEvent, now: float) -> None:
+        timing, stats = choice.timing, self._stats
+        if not event.token_ids:
+            return
+        if timing.first_token is None:
+            timing.first_token = now
+            scheduled = self._scheduler.first_schedule(event.request_id)
+            if scheduled is not None:
+                timing.first_scheduled, choice.num_cached_tokens = scheduled
+            stats.time_to_first_token.observe(now - timing.arrival)
+            stats.prompt_tokens.inc(choice.num_prompt_tokens if choice.index == 0 else 0)
+            stats.prompt_tokens_cached.inc(choice.num_cached_tokens if choice.index == 0 else 0)
+        elif timing.last_token is not None:
+            stats.inter_token_latency.observe(now - timing.last_token)
+        timing.last_token = now
+        stats.generation_tokens.inc(len(event.token_ids))
+
+    def _record_finish(self, sequence_id: str, choice: ChoiceState, reason: FinishReason) -> None:
+        stats, timing = self._stats, choice.timing
+        stats.request_success[reason].inc()
+        end = timing.last_token or self._clock()
+        queued = (timing.first_scheduled or end) - timing.arrival
+        stats.e2e_latency.observe(end - timing.arrival)
+        stats.queue_time.observe(queued)
+        stats.request_prompt_tokens.observe(choice.num_prompt_tokens)
+        stats.request_generation_tokens.observe(choice.num_output_tokens)
+        ttft = tpot = None
+        if timing.first_token is not None and timing.first_scheduled is not None:
+            ttft = timing.first_token - timing.arrival
+            stats.prefill_time.observe(timing.first_token - timing.first_scheduled)
+            stats.decode_time.observe(end - timing.first_token)
+            stats.inference_time.observe(end - timing.first_scheduled)
+            if choice.num_output_tokens > 1:
+                tpot = (end - timing.first_token) / (choice.num_output_tokens - 1)
+                stats.time_per_output_token.observe(tpot)
+        if self._log_requests:
+            logger.info(
+                "finished %s: reason %s, prompt %d tokens (%d cached), output %d tokens, "
+                "queued %.3f s, TTFT %s, TPOT %s",
+                sequence_id,
+                reason.value,
+                choice.num_prompt_tokens,
+                choice.num_cached_tokens,
+                choice.num_output_tokens,
+                queued,
+                "-" if ttft is None else f"{ttft:.3f} s",
+                "-" if tpot is None else f"{tpot * 1e3:.1f} ms",
+            )
+
+    def _publish_counters(self) -> None:
+        """Moves what the scheduler counted since the last step into the metrics."""
+        counts = self._scheduler.take_counts()
+        if counts.preemptions:
+            self._stats.num_preemptions.inc(counts.preemptions)
+        if counts.prefix_cache_queries:
+            self._stats.prefix_cache_queries.inc(counts.prefix_cache_queries)
+            self._stats.prefix_cache_hits.inc(counts.prefix_cache_hits)
