@@ -108,21 +108,18 @@ class Engine:
                 sampling = dataclasses.replace(
                     sampling, seed=sampling.seed + index, num_prompt_logprobs=None
                 )
-            state.choices[sequence_id] = ChoiceState.create(
-                index, sampling, request.prompt_token_ids, self._tokenizer, arrival
+            sequence = Request(
+                request_id=sequence_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=sampling,
+                arrival_time=arrival,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                parent_id=first_id if index > 0 else None,
             )
+            state.choices[sequence_id] = ChoiceState.create(index, sequence, self._tokenizer)
             self._states[sequence_id] = state
-            self._scheduler.add(
-                Request(
-                    request_id=sequence_id,
-                    prompt_token_ids=request.prompt_token_ids,
-                    sampling=sampling,
-                    arrival_time=arrival,
-                    priority=request.priority,
-                    cache_salt=request.cache_salt,
-                    parent_id=first_id if index > 0 else None,
-                )
-            )
+            self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """Ends a request whose client has gone; its stream gets nothing more."""
@@ -132,7 +129,7 @@ class Engine:
         for sequence_id, choice in state.choices.items():
             self._scheduler.abort(sequence_id)
             del self._states[sequence_id]
-            self._record_finish(sequence_id, choice, FinishReason.ABORT)
+            self._record_finish(choice, FinishReason.ABORT)
         state.choices.clear()
         state.sink.close()
 
@@ -141,16 +138,7 @@ class Engine:
         for request_id in list(self._requests):
             state = self._requests[request_id]
             for choice in state.choices.values():
-                state.sink.put(
-                    OutputDelta(
-                        choice.index,
-                        text=choice.matcher.flush(),
-                        finish_reason=FinishReason.ABORT,
-                        num_prompt_tokens=choice.num_prompt_tokens,
-                        num_cached_tokens=choice.num_cached_tokens,
-                        num_output_tokens=choice.num_output_tokens,
-                    )
-                )
+                state.sink.put(choice.end(FinishReason.ABORT))
             self.abort(request_id)
 
     def fail_all(self, error: EngineError) -> None:
@@ -215,7 +203,7 @@ class Engine:
     def _finish_choice(self, state: RequestState, sequence_id: str, reason: FinishReason) -> None:
         choice = state.choices.pop(sequence_id)
         del self._states[sequence_id]
-        self._record_finish(sequence_id, choice, reason)
+        self._record_finish(choice, reason)
         if not state.choices:
             del self._requests[state.request_id]
             state.sink.close()
@@ -226,7 +214,7 @@ class Engine:
         for sequence_id, choice in state.choices.items():
             self._scheduler.abort(sequence_id)
             del self._states[sequence_id]
-            self._record_finish(sequence_id, choice, FinishReason.ERROR)
+            self._record_finish(choice, FinishReason.ERROR)
         state.choices.clear()
         state.sink.fail(StepFailedError(message))
 
@@ -234,34 +222,33 @@ class Engine:
         timing, stats = choice.timing, self._stats
         if not event.token_ids:
             return
-        if timing.first_token is None:
+        if timing.last_token is None:
             timing.first_token = now
-            scheduled = self._scheduler.first_schedule(event.request_id)
-            if scheduled is not None:
-                timing.first_scheduled, choice.num_cached_tokens = scheduled
-            stats.time_to_first_token.observe(now - timing.arrival)
-            stats.prompt_tokens.inc(choice.num_prompt_tokens if choice.index == 0 else 0)
-            stats.prompt_tokens_cached.inc(choice.num_cached_tokens if choice.index == 0 else 0)
-        elif timing.last_token is not None:
+            stats.time_to_first_token.observe(now - choice.request.arrival_time)
+            if choice.index == 0:
+                stats.prompt_tokens.inc(choice.request.num_prompt_tokens)
+                stats.prompt_tokens_cached.inc(choice.request.num_cached_tokens)
+        else:
             stats.inter_token_latency.observe(now - timing.last_token)
         timing.last_token = now
         stats.generation_tokens.inc(len(event.token_ids))
 
-    def _record_finish(self, sequence_id: str, choice: ChoiceState, reason: FinishReason) -> None:
-        stats, timing = self._stats, choice.timing
+    def _record_finish(self, choice: ChoiceState, reason: FinishReason) -> None:
+        stats, timing, request = self._stats, choice.timing, choice.request
         stats.request_success[reason].inc()
         end = timing.last_token or self._clock()
-        queued = (timing.first_scheduled or end) - timing.arrival
-        stats.e2e_latency.observe(end - timing.arrival)
+        scheduled = request.first_scheduled_time or end
+        queued = scheduled - request.arrival_time
+        stats.e2e_latency.observe(end - request.arrival_time)
         stats.queue_time.observe(queued)
-        stats.request_prompt_tokens.observe(choice.num_prompt_tokens)
+        stats.request_prompt_tokens.observe(request.num_prompt_tokens)
         stats.request_generation_tokens.observe(choice.num_output_tokens)
         ttft = tpot = None
-        if timing.first_token is not None and timing.first_scheduled is not None:
-            ttft = timing.first_token - timing.arrival
-            stats.prefill_time.observe(timing.first_token - timing.first_scheduled)
+        if timing.first_token is not None:
+            ttft = timing.first_token - request.arrival_time
+            stats.prefill_time.observe(timing.first_token - scheduled)
             stats.decode_time.observe(end - timing.first_token)
-            stats.inference_time.observe(end - timing.first_scheduled)
+            stats.inference_time.observe(end - scheduled)
             if choice.num_output_tokens > 1:
                 tpot = (end - timing.first_token) / (choice.num_output_tokens - 1)
                 stats.time_per_output_token.observe(tpot)
@@ -269,10 +256,10 @@ class Engine:
             logger.info(
                 "finished %s: reason %s, prompt %d tokens (%d cached), output %d tokens, "
                 "queued %.3f s, TTFT %s, TPOT %s",
-                sequence_id,
+                request.request_id,
                 reason.value,
-                choice.num_prompt_tokens,
-                choice.num_cached_tokens,
+                request.num_prompt_tokens,
+                request.num_cached_tokens,
                 choice.num_output_tokens,
                 queued,
                 "-" if ttft is None else f"{ttft:.3f} s",

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmserve.core import FinishReason, OutputDelta, PromptLogprobs, SamplingParams, TokenEvent
+from llmserve.core import FinishReason, OutputDelta, PromptLogprobs, Request, TokenEvent
 from llmserve.engine.stop_strings import StopStringMatcher
 from llmserve.tokenizer import StreamDecoder, Tokenizer
 
 
 @dataclass(slots=True)
 class Timing:
-    """Moments of a sequence's life; time.monotonic(), seconds."""
+    """Moments of a sequence's output; time.monotonic(), seconds."""
 
-    arrival: float
-    first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
 
@@ -30,38 +28,34 @@ class ChoiceState:
     """
 
     index: int
-    sampling: SamplingParams
-    num_prompt_tokens: int
+    request: Request  # read only here; the scheduler writes it
     decoder: StreamDecoder
     matcher: StopStringMatcher
-    timing: Timing
-    num_cached_tokens: int = 0
+    timing: Timing = field(default_factory=Timing)
     num_output_tokens: int = 0
     prompt_logprobs: PromptLogprobs = field(default_factory=list)
 
     @classmethod
-    def create(
-        cls,
-        index: int,
-        sampling: SamplingParams,
-        prompt_token_ids: list[int],
-        tokenizer: Tokenizer,
-        arrival: float,
-    ) -> ChoiceState:
+    def create(cls, index: int, request: Request, tokenizer: Tokenizer) -> ChoiceState:
+        sampling = request.sampling
         return cls(
             index=index,
-            sampling=sampling,
-            num_prompt_tokens=len(prompt_token_ids),
+            request=request,
             decoder=tokenizer.stream_decoder(
-                prompt_token_ids,
+                request.prompt_token_ids,
                 skip_special_tokens=sampling.skip_special_tokens,
                 spaces_between_special_tokens=sampling.spaces_between_special_tokens,
             ),
             matcher=StopStringMatcher(
                 sampling.stop, include_stop=sampling.include_stop_str_in_output
             ),
-            timing=Timing(arrival),
         )
+
+    def end(self, reason: FinishReason) -> OutputDelta:
+        """The last delta of a choice that is cut off from outside."""
+        delta = OutputDelta(self.index, text=self.matcher.flush(), finish_reason=reason)
+        self._count(delta)
+        return delta
 
     def process(self, event: TokenEvent) -> OutputDelta:
         """Turns one step's tokens into a delta.
@@ -84,19 +78,23 @@ class ChoiceState:
                 delta.finish_reason, delta.stop_reason = FinishReason.STOP, matched
             else:
                 delta.text += self.matcher.flush()
-        delta.num_prompt_tokens = self.num_prompt_tokens
-        delta.num_cached_tokens = self.num_cached_tokens
-        delta.num_output_tokens = self.num_output_tokens
+        self._count(delta)
         return delta
+
+    def _count(self, delta: OutputDelta) -> None:
+        delta.num_prompt_tokens = self.request.num_prompt_tokens
+        delta.num_cached_tokens = self.request.num_cached_tokens
+        delta.num_output_tokens = self.num_output_tokens
 
     def _append_tokens(self, event: TokenEvent, delta: OutputDelta) -> str | None:
         """Decodes the event's tokens into `delta`; returns the stop string that completed."""
+        sampling = self.request.sampling
         num_tokens = len(event.token_ids)
         ends_at_stop_token = event.finish_reason is FinishReason.STOP
         for position, token_id in enumerate(event.token_ids):
             self.num_output_tokens += 1
             is_stop_token = ends_at_stop_token and position == num_tokens - 1
-            if is_stop_token and not self.sampling.include_stop_str_in_output:
+            if is_stop_token and not sampling.include_stop_str_in_output:
                 text = ""
             else:
                 text = self.decoder.step(token_id)
@@ -104,7 +102,7 @@ class ChoiceState:
             delta.token_texts.append(text)
             if event.logprobs:
                 delta.logprobs.append(event.logprobs[position])
-            is_exempt = self.num_output_tokens <= self.sampling.min_tokens
+            is_exempt = self.num_output_tokens <= sampling.min_tokens
             emitted, matched = self.matcher.feed(text, is_exempt=is_exempt)
             delta.text += emitted
             if matched is not None:

@@ -57,9 +57,7 @@ def test_result_does_not_depend_on_where_the_text_is_cut(
 
 
 @given(STOPS, st.lists(st.text(alphabet="abc", max_size=3), max_size=12))
-def test_no_emitted_prefix_contains_a_part_of_the_match(
-    stop: list[str], pieces: list[str]
-) -> None:
+def test_no_emitted_prefix_contains_a_part_of_the_match(stop: list[str], pieces: list[str]) -> None:
     text, matched, parts = run(stop, pieces)
 
     so_far = ""
