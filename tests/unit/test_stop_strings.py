@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +49,7 @@ def test_result_does_not_depend_on_where_the_text_is_cut(
     stop: list[str], text: str, cuts: list[int]
 ) -> None:
     borders = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(borders)]
 
     got, matched, _ = run(stop, pieces)
 
