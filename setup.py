@@ -1,0 +1,106 @@
+"""Builds the C++ extensions; metadata and dependencies are in pyproject.toml.
+
+A machine without a compiler gets the package all the same, and runs its kernels in torch. With
+LLMSERVE_REQUIRE_EXT=1 a failed build fails the installation. CUDA sources need nvcc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+EXT = Path("ext")
+INCLUDE = EXT / "include"
+# Equal rounding on all machines: the compiler may not fuse a * b + c by itself.
+CXX_FLAGS = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread"]
+REQUIRE_EXT = os.environ.get("LLMSERVE_REQUIRE_EXT", "") not in ("", "0")
+
+
+class CudaExtension(Extension):
+    """A module that nvcc compiles and links, C++ bindings included."""
+
+
+def headers() -> list[str]:
+    return sorted(str(path) for path in EXT.rglob("*.h"))
+
+
+def is_stale(object_file: str, source: str) -> bool:
+    """Whether an object file is older than its source, any header or this file."""
+    if not os.path.exists(object_file):
+        return True
+    inputs = [source, "setup.py", *headers()]
+    return os.path.getmtime(object_file) < max(os.path.getmtime(path) for path in inputs)
+
+
+def find_nvcc() -> str | None:
+    cuda_home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    return shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(cuda_home, "bin"))
+
+
+def extensions() -> list[Extension]:
+    """One module per folder of ext/ that has sources; CUDA folders only where nvcc is found."""
+    modules: list[Extension] = []
+    for folder in ("block_allocator", "cpu_kernels"):
+        if sources := sorted(str(path) for path in (EXT / folder).glob("*.cpp")):
+            module = Pybind11Extension(
+                f"llmserve._{folder}",
+                sources,
+                include_dirs=[str(INCLUDE)],
+                extra_compile_args=CXX_FLAGS,
+                extra_link_args=["-pthread"],
+                depends=["setup.py", *headers()],
+                cxx_std=17,
+            )
+            module.optional = not REQUIRE_EXT
+            modules.append(module)
+    cuda = sorted(str(path) for path in (EXT / "cuda_kernels").glob("*.c[up]*"))
+    if cuda and find_nvcc():
+        modules.append(CudaExtension("llmserve._cuda_kernels", cuda, optional=not REQUIRE_EXT))
+    return modules
+
+
+class BuildExt(build_ext):
+    """build_ext that knows CUDA and says loudly what is missing when a build fails."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            if isinstance(ext, CudaExtension):
+                self._build_with_nvcc(ext)
+            else:
+                super().build_extension(ext)
+        except Exception as error:
+            print(
+                f"\n{'*' * 78}\n"
+                f"{ext.name} could not be built: {error}\n"
+                "llmserve runs without it, many times slower, on kernels written in torch.\n"
+                "Install a C++17 compiler and the Python headers and install llmserve again;\n"
+                "LLMSERVE_REQUIRE_EXT=1 turns this warning into an error.\n"
+                f"{'*' * 78}\n",
+                flush=True,
+            )
+            raise
+
+    def _build_with_nvcc(self, ext: CudaExtension) -> None:
+        import pybind11
+
+        target = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        includes = [str(INCLUDE), pybind11.get_include(), *self.include_dirs]
+        command = [find_nvcc() or "nvcc", "-shared", "-O3", "-std=c++17", "-o", target]
+        command += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        command += [f"-I{path}" for path in includes] + ext.sources
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(str(error)) from error
+
+
+ParallelCompile(default=2, max=2, needs_recompile=is_stale).install()
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt})
