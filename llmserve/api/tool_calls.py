@@ -56,6 +56,7 @@ class HermesParser:
         self._pending = ""  # not decided yet
         self._is_in_call = False
         self._num_calls = 0
+        self._space = ""  # white space after a call, dropped unless text follows
 
     def feed(self, text: str) -> ParsedText:
         self._pending += text
@@ -93,20 +94,23 @@ class HermesParser:
         return False
 
     def _add_content(self, parsed: ParsedText, text: str) -> None:
-        if self._num_calls and not text.strip():
-            return
+        if self._num_calls:
+            text = self._space + text
+            self._space = text[len(text.rstrip()) :]
+            text = text.rstrip()
         parsed.content += text
 
     def _add_call(self, parsed: ParsedText, body: str, *, closing: str) -> None:
         call = _read_call(body)
         if call is None:
-            parsed.content += self._OPEN + body + closing
+            self._add_content(parsed, self._OPEN + body + closing)
             return
         name, arguments = call
         parsed.calls.append(
             ToolCall(self._num_calls, name, json.dumps(arguments, ensure_ascii=False))
         )
         self._num_calls += 1
+        self._space = ""
 
 
 PARSERS: dict[str, type[HermesParser]] = {"hermes": HermesParser}
