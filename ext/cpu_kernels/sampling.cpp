@@ -1,0 +1,349 @@
+// Rows of logits -> tokens and log-probabilities; see sampling.h for what is promised.
+//
+// No filter sorts the vocabulary. One pass finds the maximum of every chunk of 64 logits. The k-th
+// largest of those maxima bounds the k-th largest logit from below, so top-k looks into about k
+// chunks. min_p is a threshold. Top-p spreads the probability mass over narrow bins of the logit
+// axis and sorts only the bin in which the mass reaches p.
+#include "llmserve/sampling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "llmserve/instruction_set.h"
+#include "llmserve/parallel.h"
+#include "llmserve/sampling_passes.h"
+
+namespace llmserve {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int32_t kNumBins = 1024;
+
+const SamplingPasses& passes() {
+#if defined(__x86_64__)
+  if (get_instruction_set() >= InstructionSet::kAvx2) return sampling_passes_avx2();
+#endif
+  return sampling_passes_portable();
+}
+
+struct Candidate {
+  float logit;
+  float weight;
+  int32_t token_id;
+};
+
+// The order of all rankings: best logit first, ties by lower id.
+bool is_better(const Candidate& a, const Candidate& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token_id < b.token_id);
+}
+
+struct Kept {
+  float threshold;
+  int32_t last_tie_id;
+};
+
+// The smallest float that is not below value.
+float round_up(double value) {
+  const float rounded = static_cast<float>(value);
+  return rounded < value ? std::nextafter(rounded, kInfinity) : rounded;
+}
+
+// One row at a time, with memory that serves all rows of a thread.
+class Row {
+ public:
+  explicit Row(int64_t vocab_size)
+      : vocab_size_(vocab_size),
+        num_chunks_((vocab_size + kChunk - 1) / kChunk),
+        passes_(passes()),
+        maxima_(num_chunks_),
+        sums_(num_chunks_),
+        mass_(kNumBins) {}
+
+  // Finds the row's maxima. The other methods need a row that is kOk.
+  RowStatus load(const float* logits) {
+    logits_ = logits;
+    const int64_t num_full = vocab_size_ / kChunk;
+    bool has_nan = passes_.chunk_maxima(logits, num_full, maxima_.data());
+    if (num_full < num_chunks_) {
+      std::fill_n(last_chunk_, kChunk, -kInfinity);
+      std::copy(logits + num_full * kChunk, logits + vocab_size_, last_chunk_);
+      has_nan |= passes_.chunk_maxima(last_chunk_, 1, &maxima_[num_full]);
+    }
+    max_ = *std::max_element(maxima_.begin(), maxima_.end());
+    if (has_nan || max_ == kInfinity) return RowStatus::kInvalid;
+    return max_ == -kInfinity ? RowStatus::kEmpty : RowStatus::kOk;
+  }
+
+  int32_t argmax() const {
+    const auto best = std::find(maxima_.begin(), maxima_.end(), max_);
+    const int64_t c = best - maxima_.begin();
+    const float* chunk = this->chunk(c);
+    return static_cast<int32_t>(c * kChunk + (std::find(chunk, chunk + kChunk, max_) - chunk));
+  }
+
+  SampledRow sample(const SamplingRow& params) {
+    temperature_ = params.temperature;
+    Kept kept{-kInfinity, std::numeric_limits<int32_t>::max()};
+    if (params.min_p > 0) {
+      kept.threshold = round_up(max_ + temperature_ * std::log(params.min_p));
+    }
+    if (params.top_k > 0 && params.top_k < vocab_size_) {
+      kept.threshold = std::max(kept.threshold, kth_largest(params.top_k));
+    }
+    double total = sum_weights(kept);
+    if (params.top_p < 1) {
+      kept = nucleus(params.top_p, kept.threshold, total);
+      total = sum_weights(kept);
+    }
+    const double target = uniform_at(params.seed, params.counter) * total;
+    return {kept.threshold, kept.last_tie_id, draw(kept, target), RowStatus::kOk};
+  }
+
+  double log_sum_exp() {
+    temperature_ = 1;
+    return max_ + std::log(sum_weights({-kInfinity, std::numeric_limits<int32_t>::max()}));
+  }
+
+  void top(int64_t k, int32_t* token_ids, double* logits) {
+    gather_at_least_k(k);
+    std::partial_sort(candidates_.begin(), candidates_.begin() + k, candidates_.end(), is_better);
+    for (int64_t i = 0; i < k; ++i) {
+      token_ids[i] = candidates_[i].token_id;
+      logits[i] = candidates_[i].logit;
+    }
+  }
+
+  int32_t rank(int32_t token_id) const {
+    const float logit = logits_[token_id];
+    int64_t num_better = 0;
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      if (maxima_[c] > logit) num_better += passes_.count_above(chunk(c), logit);
+    }
+    for (int64_t c = 0; c <= token_id / kChunk; ++c) {
+      if (maxima_[c] < logit) continue;
+      const int64_t end = std::min<int64_t>((c + 1) * kChunk, token_id);
+      num_better += std::count(logits_ + c * kChunk, logits_ + end, logit);
+    }
+    return static_cast<int32_t>(num_better + 1);
+  }
+
+ private:
+  // kChunk logits; past the vocabulary they are -inf.
+  const float* chunk(int64_t c) const {
+    return (c + 1) * kChunk <= vocab_size_ ? logits_ + c * kChunk : last_chunk_;
+  }
+
+  int64_t chunk_end(int64_t c) const { return std::min((c + 1) * kChunk, vocab_size_); }
+
+  // Weights of a chunk's kept tokens, relative to the row's maximum; returns their sum.
+  double chunk_weights(int64_t c, const Kept& kept, float* weights) const {
+    const float* logits = chunk(c);
+    const float inv_temperature = static_cast<float>(1 / temperature_);
+    const int64_t num_ties_kept = kept.last_tie_id - c * kChunk + 1;
+    if (num_ties_kept >= kChunk) {
+      return passes_.chunk_weights(logits, max_, inv_temperature, kept.threshold, weights);
+    }
+    float without_ties[kChunk];
+    std::copy_n(logits, kChunk, without_ties);
+    std::replace(without_ties + std::max<int64_t>(num_ties_kept, 0), without_ties + kChunk,
+                 kept.threshold, -kInfinity);
+    return passes_.chunk_weights(without_ties, max_, inv_temperature, kept.threshold, weights);
+  }
+
+  // Fills sums_ and returns the total.
+  double sum_weights(const Kept& kept) {
+    float weights[kChunk];
+    double total = 0;
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      sums_[c] = maxima_[c] < kept.threshold ? 0 : chunk_weights(c, kept, weights);
+      total += sums_[c];
+    }
+    return total;
+  }
+
+  // The token at which the running sum of the kept weights, in id order, passes target. Needs
+  // sums_ of the same tokens. Rounding may leave target at the very end: then the last token.
+  int32_t draw(const Kept& kept, double target) const {
+    double before = 0;
+    int64_t c = 0;
+    int64_t last_chunk = 0;
+    for (; c < num_chunks_; ++c) {
+      if (sums_[c] == 0) continue;
+      last_chunk = c;
+      if (before + sums_[c] > target) break;
+      before += sums_[c];
+    }
+    if (c == num_chunks_) c = last_chunk;
+    float weights[kChunk];
+    chunk_weights(c, kept, weights);
+    int64_t last = 0;
+    for (int64_t i = 0; i < kChunk; ++i) {
+      if (weights[i] == 0) continue;
+      last = i;
+      before += weights[i];
+      if (before > target) break;
+    }
+    return static_cast<int32_t>(c * kChunk + last);
+  }
+
+  void gather(float threshold) {
+    candidates_.clear();
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      if (maxima_[c] < threshold) continue;
+      for (int64_t i = c * kChunk; i < chunk_end(c); ++i) {
+        if (logits_[i] >= threshold) {
+          candidates_.push_back({logits_[i], 0, static_cast<int32_t>(i)});
+        }
+      }
+    }
+  }
+
+  // The k best tokens and, as a rule, few others.
+  void gather_at_least_k(int64_t k) {
+    float bound = -kInfinity;
+    if (k > 0 && k <= num_chunks_) {
+      sorted_maxima_ = maxima_;
+      std::nth_element(sorted_maxima_.begin(), sorted_maxima_.begin() + (k - 1),
+                       sorted_maxima_.end(), std::greater<float>());
+      bound = sorted_maxima_[k - 1];
+    }
+    gather(bound);
+  }
+
+  float kth_largest(int64_t k) {
+    gather_at_least_k(k);
+    std::nth_element(candidates_.begin(), candidates_.begin() + (k - 1), candidates_.end(),
+                     is_better);
+    return candidates_[k - 1].logit;
+  }
+
+  // The shortest run of tokens, best first and ties by lower id, that holds top_p of the mass of
+  // the tokens with a logit >= floor. `total` is that mass. (Holtzman et al., The Curious Case of
+  // Neural Text Degeneration, 2019, arXiv 1904.09751.)
+  Kept nucleus(double top_p, float floor, double total) {
+    const double wanted = std::max(top_p * total, DBL_MIN);
+    // Tokens further below the maximum than this hold less than 1 - top_p in all: were all of the
+    // vocabulary there, it would be (1 - top_p) / e of the total.
+    const double depth = std::log(static_cast<double>(vocab_size_) / ((1 - top_p) * total)) + 1;
+    const float bottom = std::max(floor, static_cast<float>(max_ - temperature_ * depth));
+    const float bins_per_logit = bottom < max_ ? (kNumBins - 1) / (max_ - bottom) : 0;
+    const auto bin_of = [&](float logit) {
+      return std::min(static_cast<int32_t>((max_ - logit) * bins_per_logit), kNumBins - 1);
+    };
+    const auto each_candidate = [&](auto&& visit) {
+      float weights[kChunk];
+      const Kept all{bottom, std::numeric_limits<int32_t>::max()};
+      for (int64_t c = 0; c < num_chunks_; ++c) {
+        if (maxima_[c] < bottom) continue;
+        chunk_weights(c, all, weights);
+        for (int64_t i = 0; i < chunk_end(c) - c * kChunk; ++i) {
+          const int64_t id = c * kChunk + i;
+          if (logits_[id] >= bottom) visit({logits_[id], weights[i], static_cast<int32_t>(id)});
+        }
+      }
+    };
+
+    std::fill(mass_.begin(), mass_.end(), 0.0);
+    each_candidate([&](const Candidate& token) { mass_[bin_of(token.logit)] += token.weight; });
+    double mass = 0;
+    int32_t bin = 0;
+    while (bin < kNumBins - 1 && mass + mass_[bin] < wanted) mass += mass_[bin++];
+
+    candidates_.clear();
+    each_candidate([&](const Candidate& token) {
+      if (bin_of(token.logit) == bin) candidates_.push_back(token);
+    });
+    std::sort(candidates_.begin(), candidates_.end(), is_better);
+    size_t num_kept = 0;
+    while (num_kept < candidates_.size() && mass < wanted) mass += candidates_[num_kept++].weight;
+    if (num_kept == 0) return {bottom, std::numeric_limits<int32_t>::max()};
+    const Candidate& last = candidates_[num_kept - 1];
+    return {last.logit, last.token_id};
+  }
+
+  const int64_t vocab_size_;
+  const int64_t num_chunks_;
+  const SamplingPasses& passes_;
+  const float* logits_ = nullptr;
+  float max_ = 0;
+  double temperature_ = 1;
+  float last_chunk_[kChunk];
+  std::vector<float> maxima_;
+  std::vector<float> sorted_maxima_;
+  std::vector<double> sums_;
+  std::vector<double> mass_;
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace
+
+PhiloxBlock philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(product0)};
+    key = {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+  }
+  return counter;
+}
+
+double uniform_at(uint64_t seed, uint64_t counter) {
+  const PhiloxBlock block =
+      philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const uint64_t bits = (uint64_t{block[1]} << 32 | block[0]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+void sample_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                 const SamplingRow* params, SampledRow* out) {
+  parallel_for(num_rows, 1, [&](int64_t begin, int64_t end) {
+    Row row(vocab_size);
+    for (int64_t r = begin; r < end; ++r) {
+      const RowStatus status = row.load(logits + r * row_stride);
+      if (status != RowStatus::kOk) {
+        out[r] = {0, 0, 0, status};
+      } else if (params[r].temperature > 0) {
+        out[r] = row.sample(params[r]);
+      } else {
+        const int32_t token_id = row.argmax();
+        out[r] = {logits[r * row_stride + token_id], token_id, token_id, status};
+      }
+    }
+  });
+}
+
+void logprob_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                  const int32_t* row_ids, const int32_t* token_ids, int64_t top_k, double* logprobs,
+                  int32_t* ranks, int32_t* top_ids, double* top_logprobs) {
+  parallel_for(num_rows, 1, [&](int64_t begin, int64_t end) {
+    Row row(vocab_size);
+    for (int64_t r = begin; r < end; ++r) {
+      const float* x = logits + row_ids[r] * row_stride;
+      int32_t* best_ids = top_ids + r * top_k;
+      double* best = top_logprobs + r * top_k;
+      if (row.load(x) != RowStatus::kOk) {
+        logprobs[r] = std::numeric_limits<double>::quiet_NaN();
+        ranks[r] = token_ids[r] + 1;
+        for (int64_t i = 0; i < top_k; ++i) best_ids[i] = static_cast<int32_t>(i);
+        std::fill_n(best, top_k, std::numeric_limits<double>::quiet_NaN());
+        continue;
+      }
+      const double norm = row.log_sum_exp();
+      logprobs[r] = x[token_ids[r]] - norm;
+      ranks[r] = row.rank(token_ids[r]);
+      if (top_k == 0) continue;
+      row.top(top_k, best_ids, best);
+      for (int64_t i = 0; i < top_k; ++i) best[i] -= norm;
+    }
+  });
+}
+
+}  // namespace llmserve
