@@ -22,6 +22,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kNumBins = 1024;
+constexpr int32_t kNoTieCut = std::numeric_limits<int32_t>::max();
 
 const SamplingPasses& passes() {
 #if defined(__x86_64__)
@@ -61,7 +62,7 @@ class Row {
         passes_(passes()),
         maxima_(num_chunks_),
         sums_(num_chunks_),
-        mass_(kNumBins) {}
+        mass_(2 * kNumBins) {}
 
   // Finds the row's maxima. The other methods need a row that is kOk.
   RowStatus load(const float* logits) {
@@ -87,7 +88,7 @@ class Row {
 
   SampledRow sample(const SamplingRow& params) {
     temperature_ = params.temperature;
-    Kept kept{-kInfinity, std::numeric_limits<int32_t>::max()};
+    Kept kept{-kInfinity, kNoTieCut};
     if (params.min_p > 0) {
       kept.threshold = round_up(max_ + temperature_ * std::log(params.min_p));
     }
@@ -105,7 +106,7 @@ class Row {
 
   double log_sum_exp() {
     temperature_ = 1;
-    return max_ + std::log(sum_weights({-kInfinity, std::numeric_limits<int32_t>::max()}));
+    return max_ + std::log(sum_weights({-kInfinity, kNoTieCut}));
   }
 
   void top(int64_t k, int32_t* token_ids, double* logits) {
@@ -230,39 +231,64 @@ class Row {
     // vocabulary there, it would be (1 - top_p) / e of the total.
     const double depth = std::log(static_cast<double>(vocab_size_) / ((1 - top_p) * total)) + 1;
     const float bottom = std::max(floor, static_cast<float>(max_ - temperature_ * depth));
-    const float bins_per_logit = bottom < max_ ? (kNumBins - 1) / (max_ - bottom) : 0;
-    const auto bin_of = [&](float logit) {
-      return std::min(static_cast<int32_t>((max_ - logit) * bins_per_logit), kNumBins - 1);
-    };
-    const auto each_candidate = [&](auto&& visit) {
-      float weights[kChunk];
-      const Kept all{bottom, std::numeric_limits<int32_t>::max()};
-      for (int64_t c = 0; c < num_chunks_; ++c) {
-        if (maxima_[c] < bottom) continue;
-        chunk_weights(c, all, weights);
-        for (int64_t i = 0; i < chunk_end(c) - c * kChunk; ++i) {
-          const int64_t id = c * kChunk + i;
-          if (logits_[id] >= bottom) visit({logits_[id], weights[i], static_cast<int32_t>(id)});
-        }
-      }
-    };
-
-    std::fill(mass_.begin(), mass_.end(), 0.0);
-    each_candidate([&](const Candidate& token) { mass_[bin_of(token.logit)] += token.weight; });
+    fill_bins(bottom);
     double mass = 0;
     int32_t bin = 0;
-    while (bin < kNumBins - 1 && mass + mass_[bin] < wanted) mass += mass_[bin++];
+    while (bin < kNumBins - 1 && mass + bin_mass(bin) < wanted) mass += bin_mass(bin++);
 
-    candidates_.clear();
-    each_candidate([&](const Candidate& token) {
-      if (bin_of(token.logit) == bin) candidates_.push_back(token);
-    });
+    gather_bin(bin, bottom);
     std::sort(candidates_.begin(), candidates_.end(), is_better);
     size_t num_kept = 0;
     while (num_kept < candidates_.size() && mass < wanted) mass += candidates_[num_kept++].weight;
-    if (num_kept == 0) return {bottom, std::numeric_limits<int32_t>::max()};
+    if (num_kept == 0) return {bottom, kNoTieCut};
     const Candidate& last = candidates_[num_kept - 1];
     return {last.logit, last.token_id};
+  }
+
+  // Bins of the logits of a chunk, from 0 at the maximum to kNumBins - 1 at bottom and below.
+  void find_bins(int64_t c, float bottom, int32_t* bins) const {
+    const float* logits = chunk(c);
+    const float scale = bottom < max_ ? (kNumBins - 1) / (max_ - bottom) : 1;
+    for (int64_t i = 0; i < kChunk; ++i) {
+      const float bin = (max_ - logits[i]) * scale;
+      bins[i] = static_cast<int32_t>(bin < kNumBins - 1 ? bin : kNumBins - 1);
+    }
+  }
+
+  // Two sums per bin, by turns: adding to one place over and over waits for the addition before.
+  double bin_mass(int32_t bin) const { return mass_[bin] + mass_[kNumBins + bin]; }
+
+  void fill_bins(float bottom) {
+    float weights[kChunk];
+    int32_t bins[kChunk];
+    std::fill(mass_.begin(), mass_.end(), 0.0);
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      if (maxima_[c] < bottom) continue;
+      chunk_weights(c, {bottom, kNoTieCut}, weights);
+      find_bins(c, bottom, bins);
+      for (int64_t i = 0; i < kChunk; i += 2) {
+        mass_[bins[i]] += weights[i];
+        mass_[kNumBins + bins[i + 1]] += weights[i + 1];
+      }
+    }
+  }
+
+  void gather_bin(int32_t bin, float bottom) {
+    float weights[kChunk];
+    int32_t bins[kChunk];
+    candidates_.clear();
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      if (maxima_[c] < bottom) continue;
+      find_bins(c, bottom, bins);
+      int32_t num_found = 0;
+      for (int64_t i = 0; i < kChunk; ++i) num_found += bins[i] == bin;
+      if (num_found == 0) continue;
+      chunk_weights(c, {bottom, kNoTieCut}, weights);
+      for (int64_t i = c * kChunk; i < chunk_end(c); ++i) {
+        if (bins[i - c * kChunk] != bin || logits_[i] < bottom) continue;
+        candidates_.push_back({logits_[i], weights[i - c * kChunk], static_cast<int32_t>(i)});
+      }
+    }
   }
 
   const int64_t vocab_size_;

@@ -1,29 +1,23 @@
 // Sampling passes for x86-64 with AVX2 and FMA.
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-#include "llmserve/sampling_passes.h"
-
 #if defined(__x86_64__)
+#include <immintrin.h>
+
+#define LLMSERVE_AVX2
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
-namespace llmserve {
-namespace {
 #include "llmserve/sampling_passes_body.h"
-}  // namespace
 
-const SamplingPasses& sampling_passes_avx2() {
-  static const SamplingPasses passes{chunk_maxima, chunk_weights, count_above};
-  return passes;
-}
-
-}  // namespace llmserve
+const llmserve::SamplingPasses& llmserve::sampling_passes_avx2() { return kPasses; }
 
 #if defined(__clang__)
 #pragma clang attribute pop
