@@ -1,5 +1,42 @@
 #include <pybind11/pybind11.h>
 
+#include "llmserve/linear.h"
+
 namespace py = pybind11;
 
-void bind_linear(py::module_& m) { (void)m; }
+namespace {
+
+using llmserve::Matrix;
+
+Matrix matrix(uintptr_t data, int type, int64_t num_rows, int64_t num_cols) {
+  return {reinterpret_cast<const uint8_t*>(data), type, num_rows, num_cols};
+}
+
+void linear(uintptr_t x, uintptr_t weight, int type, uintptr_t bias, uintptr_t out,
+            int64_t num_tokens, int64_t num_rows, int64_t num_cols) {
+  llmserve::linear(reinterpret_cast<const float*>(x), matrix(weight, type, num_rows, num_cols),
+                   reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(out), num_tokens);
+}
+
+void embedding(uintptr_t token_ids, uintptr_t weight, int type, uintptr_t out, int64_t num_tokens,
+               int64_t num_rows, int64_t num_cols) {
+  llmserve::embedding(reinterpret_cast<const int64_t*>(token_ids),
+                      matrix(weight, type, num_rows, num_cols), reinterpret_cast<float*>(out),
+                      num_tokens);
+}
+
+void dequantize(uintptr_t weight, int type, uintptr_t out, int64_t num_rows, int64_t num_cols) {
+  llmserve::dequantize(matrix(weight, type, num_rows, num_cols), reinterpret_cast<float*>(out));
+}
+
+}  // namespace
+
+void bind_linear(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::arg("type"), py::arg("bias"),
+        py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
+  m.def("embedding", &embedding, py::arg("token_ids"), py::arg("weight"), py::arg("type"),
+        py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
+  m.def("dequantize", &dequantize, py::arg("weight"), py::arg("type"), py::arg("out"),
+        py::arg("num_rows"), py::arg("num_cols"), NoGil());
+}

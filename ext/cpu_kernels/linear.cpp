@@ -1,0 +1,142 @@
+#include "llmserve/linear.h"
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "llmserve/instruction_set.h"
+#include "llmserve/parallel.h"
+
+namespace llmserve {
+namespace {
+
+constexpr int64_t kChunkCols = 256;
+
+// Work that is worth waking a thread for, in multiply-adds and in bytes of weights.
+constexpr int64_t kMinMultiplies = 1 << 16;
+constexpr int64_t kMinQuantized = 1 << 13;
+
+const LinearKernels& kernels() {
+#if defined(__x86_64__)
+  switch (get_instruction_set()) {
+    case InstructionSet::kAvx512Vnni:
+      return kLinearAvx512Vnni;
+    case InstructionSet::kAvx2:
+      return kLinearAvx2;
+    case InstructionSet::kPortable:
+      return kLinearPortable;
+  }
+#endif
+  return kLinearPortable;
+}
+
+// Elements and bytes of a block, from the GGUF specification.
+struct BlockSize {
+  int64_t num_cols;
+  int64_t num_bytes;
+};
+
+BlockSize block_size(int type) {
+  switch (type) {
+    case 0:
+      return {1, 4};
+    case 1:
+    case 30:
+      return {1, 2};
+    case 2:
+      return {32, 18};
+    case 3:
+      return {32, 20};
+    case 6:
+      return {32, 22};
+    case 7:
+      return {32, 24};
+    case 8:
+      return {32, 34};
+    case 10:
+      return {256, 84};
+    case 11:
+      return {256, 110};
+    case 12:
+      return {256, 144};
+    case 13:
+      return {256, 176};
+    case 14:
+      return {256, 210};
+  }
+  throw std::invalid_argument("ggml type " + std::to_string(type) + " is not supported");
+}
+
+int64_t row_bytes(const Matrix& matrix) {
+  const BlockSize size = block_size(matrix.type);
+  return matrix.num_cols / size.num_cols * size.num_bytes;
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Room for quantised activations, kept for the next call of the same thread.
+ActivationChunk* scratch(size_t count) {
+  thread_local std::unique_ptr<void, decltype(&std::free)> memory{nullptr, &std::free};
+  thread_local size_t capacity = 0;
+  if (count > capacity) {
+    memory.reset(std::aligned_alloc(alignof(ActivationChunk), count * sizeof(ActivationChunk)));
+    capacity = memory ? count : 0;
+    if (!memory) throw std::bad_alloc();
+  }
+  return static_cast<ActivationChunk*>(memory.get());
+}
+
+}  // namespace
+
+void linear(const float* x, const Matrix& weight, const float* bias, float* out,
+            int64_t num_tokens) {
+  const LinearKernels& k = kernels();
+  const int64_t num_cols = weight.num_cols;
+  if (num_tokens == 0 || weight.num_rows == 0) return;
+  ActivationChunk* chunks = nullptr;
+  if (block_size(weight.type).num_cols > 1) {
+    chunks = scratch(static_cast<size_t>(divide_up(num_cols, kChunkCols) * num_tokens));
+    parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
+                 [&](int64_t begin, int64_t end) {
+                   k.quantize(x, num_cols, num_tokens, begin, end, chunks);
+                 });
+  }
+  const LinearArgs args{x, chunks, weight, bias, out, num_tokens};
+  const int64_t tile_cost = kTileRows * (num_cols + 1) * num_tokens;
+  parallel_for(divide_up(weight.num_rows, kTileRows), divide_up(kMinMultiplies, tile_cost),
+               [&](int64_t begin, int64_t end) { k.multiply(args, begin, end); });
+}
+
+void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids) {
+  const int64_t stride = row_bytes(weight);
+  for (int64_t i = 0; i < num_ids; ++i) {
+    if (row_ids[i] < 0 || row_ids[i] >= weight.num_rows) {
+      throw std::out_of_range("token id " + std::to_string(row_ids[i]) + " is outside of the " +
+                              std::to_string(weight.num_rows) + " rows of the embedding");
+    }
+  }
+  const LinearKernels& k = kernels();
+  parallel_for(num_ids, divide_up(kMinQuantized, weight.num_cols + 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   k.dequantize_row(weight.data + row_ids[i] * stride, weight.type,
+                                    weight.num_cols, out + i * weight.num_cols);
+                 }
+               });
+}
+
+void dequantize(const Matrix& weight, float* out) {
+  const int64_t stride = row_bytes(weight);
+  const LinearKernels& k = kernels();
+  parallel_for(weight.num_rows, divide_up(kMinQuantized, weight.num_cols + 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t r = begin; r < end; ++r) {
+                   k.dequantize_row(weight.data + r * stride, weight.type, weight.num_cols,
+                                    out + r * weight.num_cols);
+                 }
+               });
+}
+
+}  // namespace llmserve

@@ -1,0 +1,67 @@
+// linear.h with the instructions that the compiler may assume on every machine.
+#include <type_traits>
+
+#include "llmserve/linear_tile.h"
+
+namespace llmserve {
+namespace {
+
+struct Isa {
+  static constexpr int kMaxTokens = 4;
+
+  template <class Format>
+  static constexpr bool kKeepsOffset = true;
+
+  static LLMSERVE_INLINE F32x8 from_half(U16x8 half) {
+    const I32x8 bits = __builtin_convertvector(half, I32x8);
+    const I32x8 magnitude = bits & 0x7fff;
+    // The exponent is too small by 112; a multiplication also makes subnormals normal.
+    const F32x8 scaled = (F32x8)(magnitude << 13) * 0x1p112f;
+    const I32x8 is_special = magnitude >= 0x7c00;
+    return (F32x8)((I32x8)scaled | (is_special & 0x7f800000) | (bits & 0x8000) << 16);
+  }
+
+  static LLMSERVE_INLINE F32x8 fma(F32x8 a, F32x8 b, F32x8 c) {
+#if defined(__FP_FAST_FMAF)
+    for (int i = 0; i < 8; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+  }
+
+  static LLMSERVE_INLINE I32x8 encode_subscale(I32x8 sub) { return sub; }
+
+  static LLMSERVE_INLINE I32x8 pair_dot(I32x8 a, I32x8 b) {
+    return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+  }
+
+  template <class Format, int kTokens>
+  static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
+                                         I32x8* sums) {
+    for (int t = 0; t < kTokens; ++t) {
+      const int8_t* x = chunks[t].quants[g];
+      I32x8 halves[2] = {};
+      for (int q = 0; q < kGroup / 4; ++q) {
+        const auto w = load<I32x8>(tile.quants[g][q]);
+        for (int i = 0; i < 4; ++i) halves[q / 4] += (w >> (8 * i) & 0xff) * x[4 * q + i];
+      }
+      if constexpr (Format::kHasSubscales) {
+        sums[t] = halves[0] * tile.sub[g][0] + halves[1] * tile.sub[g][1];
+      } else {
+        sums[t] = halves[0] + halves[1];
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace llmserve
+
+#include "llmserve/linear_body.h"
+
+namespace llmserve {
+
+const LinearKernels kLinearPortable = {quantize, multiply, dequantize_row};
+
+}  // namespace llmserve

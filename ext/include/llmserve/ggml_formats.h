@@ -1,0 +1,297 @@
+// The quantised storage types of GGUF files (ggml's block layouts), one struct each.
+//
+// Rows are read in chunks of up to 8 groups of 32 columns; a K-quant block is one chunk. A struct
+// gives the quants of a group as unsigned bytes, and the scales of all groups of a chunk. A value
+// is scale * sub[h] * (quant - kOffset) + min * sub_min[h], h being the half of the group, where
+// sub and sub_min are 1 unless kHasSubscales and min is 0 unless kHasMin.
+#pragma once
+
+#include "llmserve/simd.h"
+
+namespace llmserve {
+namespace {
+
+constexpr int kGroup = 32;         // columns that share a scale, in weights and in activations
+constexpr int kGroupsInChunk = 8;  // at most
+constexpr int kChunk = kGroup * kGroupsInChunk;
+
+struct RowScales {  // of one row; lane g belongs to group g of the chunk
+  F32x8 scale = {};
+  F32x8 min = {};
+  I32x8 sub[2] = {};
+  I32x8 sub_min[2] = {};
+};
+
+// A 16-bit number of each block of a chunk, from its byte `offset` on; 0 for absent blocks.
+template <int kBlockBytes>
+LLMSERVE_INLINE U16x8 block_halves(const uint8_t* chunk, int num_groups, int offset) {
+  U16x8 halves = {};
+  if (num_groups == kGroupsInChunk) {
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroupsInChunk; ++g) {
+      halves[g] = load<uint16_t>(chunk + g * kBlockBytes + offset);
+    }
+    return halves;
+  }
+  for (int g = 0; g < num_groups; ++g) {
+    halves[g] = load<uint16_t>(chunk + g * kBlockBytes + offset);
+  }
+  return halves;
+}
+
+// Columns 0 to 15 from the low, columns 16 to 31 from the high halves of 16 bytes.
+LLMSERVE_INLINE U8x32 split_nibbles(const uint8_t* bytes) {
+  const auto low = load<uint64_t>(bytes);
+  const auto high = load<uint64_t>(bytes + 8);
+  return (U8x32)U64x4{low, high, low >> 4, high >> 4} & broadcast(uint8_t{0x0f});
+}
+
+// 0x10 in the columns whose bit in 32 bits is set.
+LLMSERVE_INLINE U8x32 fifth_bits(const uint8_t* bytes) {
+  const auto bits = load<uint32_t>(bytes);
+  const auto spread = [bits](int i) { return (bits >> (8 * i) & 0xff) * 0x0101010101010101u; };
+  const U64x4 select = U64x4{} + 0x8040201008040201u;
+  const U64x4 chosen = U64x4{spread(0), spread(1), spread(2), spread(3)} & select;
+  return (U8x32)((U8x32)chosen == (U8x32)select) & broadcast(uint8_t{0x10});
+}
+
+struct Q8_0 {
+  static constexpr int kBlockBytes = 34, kGroupsInBlock = 1;
+  static constexpr int kMaxQuant = 255, kOffset = 128;
+  static constexpr bool kHasMin = false, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
+    return load<U8x32>(chunk + g * kBlockBytes + 2) ^ broadcast(uint8_t{0x80});
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
+    RowScales s;
+    s.scale = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 0));
+    return s;
+  }
+};
+
+struct Q4_0 {
+  static constexpr int kBlockBytes = 18, kGroupsInBlock = 1;
+  static constexpr int kMaxQuant = 15, kOffset = 8;
+  static constexpr bool kHasMin = false, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
+    return split_nibbles(chunk + g * kBlockBytes + 2);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
+    RowScales s;
+    s.scale = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 0));
+    return s;
+  }
+};
+
+struct Q4_1 {
+  static constexpr int kBlockBytes = 20, kGroupsInBlock = 1;
+  static constexpr int kMaxQuant = 15, kOffset = 0;
+  static constexpr bool kHasMin = true, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
+    return split_nibbles(chunk + g * kBlockBytes + 4);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
+    RowScales s;
+    s.scale = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 0));
+    s.min = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 2));
+    return s;
+  }
+};
+
+struct Q5_0 {
+  static constexpr int kBlockBytes = 22, kGroupsInBlock = 1;
+  static constexpr int kMaxQuant = 31, kOffset = 16;
+  static constexpr bool kHasMin = false, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
+    const uint8_t* block = chunk + g * kBlockBytes;
+    return split_nibbles(block + 6) | fifth_bits(block + 2);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
+    RowScales s;
+    s.scale = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 0));
+    return s;
+  }
+};
+
+struct Q5_1 {
+  static constexpr int kBlockBytes = 24, kGroupsInBlock = 1;
+  static constexpr int kMaxQuant = 31, kOffset = 0;
+  static constexpr bool kHasMin = true, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
+    const uint8_t* block = chunk + g * kBlockBytes;
+    return split_nibbles(block + 8) | fifth_bits(block + 4);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
+    RowScales s;
+    s.scale = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 0));
+    s.min = Isa::from_half(block_halves<kBlockBytes>(chunk, num_groups, 2));
+    return s;
+  }
+};
+
+// Below: blocks of 256 columns. `g` is a constant once the loop over groups is unrolled.
+
+template <class Isa>
+LLMSERVE_INLINE F32x8 half_broadcast(const uint8_t* half) {
+  return broadcast(Isa::from_half(U16x8{load<uint16_t>(half)})[0]);
+}
+
+LLMSERVE_INLINE I32x8 widen(uint32_t first, uint32_t second) {
+  const uint64_t bytes = static_cast<uint64_t>(second) << 32 | first;
+  return __builtin_convertvector((U8x8)bytes, I32x8);
+}
+
+// Two bits of each of 32 bytes; the shift is the group's place among four.
+LLMSERVE_INLINE U8x32 two_bits(const uint8_t* bytes, int place) {
+  const auto value = load<U8x32>(bytes);
+  switch (place) {
+    case 0:
+      return value & broadcast(uint8_t{3});
+    case 1:
+      return shifted_bits<2>(value, 3);
+    case 2:
+      return shifted_bits<4>(value, 3);
+    default:
+      return shifted_bits<6>(value, 3);
+  }
+}
+
+// Bit `bit` of each of 32 bytes, as the bit `target`.
+LLMSERVE_INLINE U8x32 one_bit(const uint8_t* bytes, int bit, uint8_t target) {
+  const U8x32 select = broadcast(static_cast<uint8_t>(1u << bit));
+  return (U8x32)((load<U8x32>(bytes) & select) == select) & broadcast(target);
+}
+
+LLMSERVE_INLINE U8x32 nibbles(const uint8_t* bytes, bool is_high) {
+  const auto value = load<U8x32>(bytes);
+  return is_high ? shifted_bits<4>(value, 0x0f) : value & broadcast(uint8_t{0x0f});
+}
+
+// Q4_K and Q5_K: eight scales and eight minima of 6 bits in 12 bytes.
+template <class Isa>
+LLMSERVE_INLINE RowScales six_bit_scales(const uint8_t* block) {
+  const auto a = load<uint32_t>(block + 4);
+  const auto b = load<uint32_t>(block + 8);
+  const auto c = load<uint32_t>(block + 12);
+  const I32x8 scale = widen(a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u));
+  const I32x8 min = widen(b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u));
+  RowScales s;
+  s.scale = half_broadcast<Isa>(block) * to_float(scale);
+  s.min = -half_broadcast<Isa>(block + 2) * to_float(min);
+  return s;
+}
+
+struct Q4_K {
+  static constexpr int kBlockBytes = 144, kGroupsInBlock = 8;
+  static constexpr int kMaxQuant = 15, kOffset = 0;
+  static constexpr bool kHasMin = true, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
+    return nibbles(block + 16 + g / 2 * 32, g % 2);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    return six_bit_scales<Isa>(block);
+  }
+};
+
+struct Q5_K {
+  static constexpr int kBlockBytes = 176, kGroupsInBlock = 8;
+  static constexpr int kMaxQuant = 31, kOffset = 0;
+  static constexpr bool kHasMin = true, kHasSubscales = false;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
+    return nibbles(block + 48 + g / 2 * 32, g % 2) | one_bit(block + 16, g, 0x10);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    return six_bit_scales<Isa>(block);
+  }
+};
+
+struct Q6_K {
+  static constexpr int kBlockBytes = 210, kGroupsInBlock = 8;
+  static constexpr int kMaxQuant = 63, kOffset = 32;
+  static constexpr bool kHasMin = false, kHasSubscales = true;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
+    const U8x32 high = two_bits(block + 128 + g / 4 * 32, g % 4);
+    return nibbles(block + g / 4 * 64 + g % 2 * 32, g % 4 >= 2) | (U8x32)((U16x16)high << 4);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    // Pairs of int8, one pair a group: the first is shifted up to be sign-extended on its way back.
+    const I32x8 pairs = __builtin_convertvector(load<U16x8>(block + 192), I32x8);
+    RowScales s;
+    s.scale = half_broadcast<Isa>(block + 208);
+    s.sub[0] = pairs << 24 >> 24;
+    s.sub[1] = pairs << 16 >> 24;
+    return s;
+  }
+};
+
+struct Q3_K {
+  static constexpr int kBlockBytes = 110, kGroupsInBlock = 8;
+  static constexpr int kMaxQuant = 7, kOffset = 4;
+  static constexpr bool kHasMin = false, kHasSubscales = true;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
+    return two_bits(block + 32 + g / 4 * 32, g % 4) | one_bit(block, g, 0x04);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    // Sixteen scales of 6 bits: the low four bits in 8 bytes, the high two in the 4 after them.
+    const auto low = load<uint64_t>(block + 96);
+    const auto high = load<uint32_t>(block + 104);
+    const uint64_t high_first = high | static_cast<uint64_t>(high >> 2) << 32;
+    const uint64_t first = (low & kNibbles) | (high_first & kTwoBits) << 4;
+    const uint64_t second = (low >> 4 & kNibbles) | (high_first >> 4 & kTwoBits) << 4;
+    // Even bytes are the first halves of groups, odd bytes the second halves.
+    const U16x8 pairs = (U16x8)U64x2{first, second};
+    const I32x8 wide = __builtin_convertvector(pairs, I32x8);
+    RowScales s;
+    s.scale = half_broadcast<Isa>(block + 108);
+    s.sub[0] = (wide & 0xff) - 32;
+    s.sub[1] = (wide >> 8) - 32;
+    return s;
+  }
+
+ private:
+  static constexpr uint64_t kNibbles = 0x0f0f0f0f0f0f0f0fu;
+  static constexpr uint64_t kTwoBits = 0x0303030303030303u;
+};
+
+struct Q2_K {
+  static constexpr int kBlockBytes = 84, kGroupsInBlock = 8;
+  static constexpr int kMaxQuant = 3, kOffset = 0;
+  static constexpr bool kHasMin = true, kHasSubscales = true;
+
+  static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
+    return two_bits(block + 16 + g / 4 * 32, g % 4);
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    const I32x8 pairs = __builtin_convertvector(load<U16x8>(block), I32x8);
+    RowScales s;
+    s.scale = half_broadcast<Isa>(block + 80);
+    s.min = -half_broadcast<Isa>(block + 82);
+    s.sub[0] = pairs & 0x0f;
+    s.sub_min[0] = pairs >> 4 & 0x0f;
+    s.sub[1] = pairs >> 8 & 0x0f;
+    s.sub_min[1] = pairs >> 12;
+    return s;
+  }
+};
+
+}  // namespace
+}  // namespace llmserve

@@ -1,0 +1,63 @@
+// Products of float32 activations with matrices in their GGUF storage type, and rows of such
+// matrices as float32. Which instructions compute them is chosen at run time.
+#pragma once
+
+#include <cstdint>
+
+namespace llmserve {
+
+struct Matrix {
+  const uint8_t* data;  // num_rows rows of row_bytes(type, num_cols), at any alignment
+  int type;             // number of the ggml type
+  int64_t num_rows;
+  int64_t num_cols;  // a multiple of the type's block length
+};
+
+// out[t][r] = sum over c of x[t][c] * weight[r][c], + bias[r] if bias is not null.
+// x: [num_tokens, num_cols], out: [num_tokens, num_rows], both row after row.
+// Raises std::invalid_argument for a type that is not known, as the two below.
+void linear(const float* x, const Matrix& weight, const float* bias, float* out,
+            int64_t num_tokens);
+
+// out[i] = row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
+void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids);
+
+// out: [num_rows, num_cols].
+void dequantize(const Matrix& weight, float* out);
+
+// A run of 8 groups of 32 columns of one token, quantised: x ~ scale[g] * quants[g][i].
+struct ActivationChunk {
+  alignas(32) int8_t quants[8][32];  // in [-127, 127]
+  alignas(32) float scale[8];
+  float scaled_sum[8];  // scale * sum of the group's quants
+  int16_t sums[8][2];   // sums of the quants of the halves of a group
+};
+
+struct LinearArgs {
+  const float* x;
+  const ActivationChunk* chunks;  // [num_chunks][num_tokens], if the weight's type is quantised
+  Matrix weight;
+  const float* bias;
+  float* out;
+  int64_t num_tokens;
+};
+
+constexpr int kTileRows = 8;  // rows of the weight that are computed together
+
+// What each instruction set provides.
+struct LinearKernels {
+  // Quantises tokens [begin, end) of x [num_tokens, num_cols].
+  void (*quantize)(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin, int64_t end,
+                   ActivationChunk* chunks);
+  // Computes all tokens for tiles [begin, end) of weight rows.
+  void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
+  void (*dequantize_row)(const uint8_t* row, int type, int64_t num_cols, float* out);
+};
+
+extern const LinearKernels kLinearPortable;
+#if defined(__x86_64__)
+extern const LinearKernels kLinearAvx2;
+extern const LinearKernels kLinearAvx512Vnni;
+#endif
+
+}  // namespace llmserve

@@ -1,0 +1,342 @@
+// The kernels of linear.h over a struct `Isa` that the including file defines before.
+//
+// Isa gives: kMaxTokens (tokens in flight); from_half(U16x8) -> F32x8; fma(a, b, c);
+// max_abs_bits and round_to_int for the activations; encode_subscale(I32x8); pair_dot(pairs, pairs)
+// -> products of int16 pairs, added; kKeepsOffset<Format>, false where group_dots takes the offset
+// out itself; group_dots<Format, kTokens>(tile, g, chunks, sums): exact sums over a group of
+// sub * quant * activation.
+//
+// Whatever the number of tokens, each output is the same chain of float operations.
+#pragma once
+
+#include "llmserve/linear_tile.h"
+
+namespace llmserve {
+namespace {
+
+constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
+constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
+
+LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
+  F32x8 v[4];
+  I32x8 max_bits = {};
+  for (int i = 0; i < 4; ++i) {
+    v[i] = load<F32x8>(x + 8 * i);
+    // As integers, so that a NaN counts as the largest and reaches the scale.
+    const I32x8 bits = (I32x8)v[i] & 0x7fffffff;
+    max_bits = bits > max_bits ? bits : max_bits;
+  }
+  int32_t max = 0;
+  for (int i = 0; i < 8; ++i) max = max_bits[i] > max ? max_bits[i] : max;
+  const auto max_abs = load<float>(&max);
+  // Below, 127 / max_abs could overflow; such a group counts as zero.
+  const float inverse = max_abs > 1e-35f && max_abs < 3e38f ? 127.0f / max_abs : 0.0f;
+  // A NaN or an infinity makes the outputs NaN.
+  const float scale = max_abs < 3e38f ? max_abs / 127.0f : __builtin_nanf("");
+  int32_t sums[2] = {0, 0};
+  for (int i = 0; i < 4; ++i) {
+    // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, in the low bits.
+    const F32x8 shifted = v[i] * broadcast(inverse) + 12582912.0f;
+    const I32x8 q = inverse == 0.0f ? I32x8{} : (I32x8)shifted - 0x4b400000;
+    for (int j = 0; j < 8; ++j) {
+      chunk.quants[g][8 * i + j] = static_cast<int8_t>(q[j]);
+      sums[i / 2] += q[j];
+    }
+  }
+  chunk.scale[g] = scale;
+  chunk.scaled_sum[g] = scale * static_cast<float>(sums[0] + sums[1]);
+  chunk.sums[g][0] = static_cast<int16_t>(sums[0]);
+  chunk.sums[g][1] = static_cast<int16_t>(sums[1]);
+}
+
+inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
+                     int64_t end, ActivationChunk* chunks) {
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t c = 0; c < num_cols; c += kGroup) {
+      quantize_group(x + t * num_cols + c, chunks[c / kChunk * num_tokens + t],
+                     static_cast<int>(c % kChunk / kGroup));
+    }
+  }
+}
+
+template <class Format, int kTokens>
+LLMSERVE_INLINE void multiply_chunk(const Tile& tile, int num_groups, const ActivationChunk* chunks,
+                                    F32x8* out) {
+  F32x8 total[kTokens];
+  for (int t = 0; t < kTokens; ++t) total[t] = out[t];
+  for (int g = 0; g < num_groups; ++g) {
+    I32x8 sums[kTokens];
+    Isa::template group_dots<Format, kTokens>(tile, g, chunks, sums);
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      const ActivationChunk& chunk = chunks[t];
+      const I32x8 pair = broadcast(load<int32_t>(chunk.sums[g]));
+      if constexpr (Isa::template kKeepsOffset<Format> && Format::kOffset != 0) {
+        const I32x8 offset = broadcast(static_cast<int32_t>((-Format::kOffset & 0xffff) * 0x10001u));
+        sums[t] += Isa::pair_dot(Format::kHasSubscales ? tile.correction[g] : offset, pair);
+      }
+      const F32x8 scale = broadcast(chunk.scale[g]);
+      total[t] = Isa::fma(to_float(sums[t]), tile.scale[g] * scale, total[t]);
+      if constexpr (Format::kHasMin && Format::kHasSubscales) {
+        const F32x8 sum = to_float(Isa::pair_dot(tile.correction[g], pair));
+        total[t] = Isa::fma(sum, tile.min[g] * scale, total[t]);
+      } else if constexpr (Format::kHasMin) {
+        total[t] = Isa::fma(tile.min[g], broadcast(chunk.scaled_sum[g]), total[t]);
+      }
+    }
+  }
+  for (int t = 0; t < kTokens; ++t) out[t] = total[t];
+}
+
+// Calls f with as many tokens at once as there are left, as a constant: 8, 4, 2 or 1.
+template <int kTokens, typename F>
+LLMSERVE_INLINE void for_token_groups(int num_tokens, F f, int first = 0) {
+  while (num_tokens - first >= kTokens) {
+    f(std::integral_constant<int, kTokens>{}, first);
+    first += kTokens;
+  }
+  if constexpr (kTokens > 1) for_token_groups<kTokens / 2>(num_tokens, f, first);
+}
+
+// Rows of a tile; at the end of the matrix its last row stands in for those that are missing.
+LLMSERVE_INLINE void tile_rows(const Matrix& weight, int64_t row_bytes, int64_t tile,
+                               const uint8_t* rows[kTileRows]) {
+  for (int r = 0; r < kTileRows; ++r) {
+    const int64_t row = tile * kTileRows + r;
+    rows[r] = weight.data + (row < weight.num_rows ? row : weight.num_rows - 1) * row_bytes;
+  }
+}
+
+LLMSERVE_INLINE void store_tile(const LinearArgs& args, int64_t tile, int64_t first_token,
+                                int num_tokens, const F32x8* total) {
+  const int64_t row = tile * kTileRows;
+  const int64_t num_rows = args.weight.num_rows;
+  for (int t = 0; t < num_tokens; ++t) {
+    float* out = args.out + (first_token + t) * num_rows + row;
+    if (row + kTileRows <= num_rows) {
+      store(out, args.bias ? total[t] + load<F32x8>(args.bias + row) : total[t]);
+      continue;
+    }
+    for (int64_t r = 0; r < num_rows - row; ++r) {
+      out[r] = args.bias ? total[t][r] + args.bias[row + r] : total[t][r];
+    }
+  }
+}
+
+LLMSERVE_INLINE void prefetch_range(const uint8_t* begin, int num_bytes) {
+  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(begin + i);
+}
+
+template <class Format>
+void multiply_quantized(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
+  constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
+  const int64_t num_groups = args.weight.num_cols / kGroup;
+  const int64_t row_bytes = num_groups / Format::kGroupsInBlock * Format::kBlockBytes;
+  Tile tile;
+  for (int64_t first = 0; first < args.num_tokens; first += kTokenBlock) {
+    const int64_t left = args.num_tokens - first;
+    const int num_tokens = static_cast<int>(left < kTokenBlock ? left : kTokenBlock);
+    for (int64_t n = tile_begin; n < tile_end; ++n) {
+      const uint8_t* rows[kTileRows];
+      tile_rows(args.weight, row_bytes, n, rows);
+      F32x8 total[kTokenBlock] = {};
+      for (int64_t g = 0; g < num_groups; g += kGroupsInChunk) {
+        const int groups =
+            static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
+        for (int r = 0; r < kTileRows; ++r) {
+          prefetch_range(rows[r] + kTileRows * row_bytes, kChunkBytes);
+        }
+        unpack_tile<Format, Isa>(rows, groups, tile);
+        const ActivationChunk* chunks =
+            args.chunks + g / kGroupsInChunk * args.num_tokens + first;
+        for_token_groups<Isa::kMaxTokens>(num_tokens, [&](auto tokens, int t) {
+          multiply_chunk<Format, decltype(tokens)::value>(tile, groups, chunks + t, total + t);
+        });
+        for (int r = 0; r < kTileRows; ++r) rows[r] += kChunkBytes;
+      }
+      store_tile(args, n, first, num_tokens, total);
+    }
+  }
+}
+
+struct Float32 {
+  static constexpr int kBytes = 4;
+  static LLMSERVE_INLINE F32x8 load8(const uint8_t* p) { return load<F32x8>(p); }
+};
+
+struct Float16 {
+  static constexpr int kBytes = 2;
+  static LLMSERVE_INLINE F32x8 load8(const uint8_t* p) { return Isa::from_half(load<U16x8>(p)); }
+};
+
+struct BFloat16 {
+  static constexpr int kBytes = 2;
+  static LLMSERVE_INLINE F32x8 load8(const uint8_t* p) {
+    return (F32x8)(__builtin_convertvector(load<U16x8>(p), I32x8) << 16);
+  }
+};
+
+// Loads up to 8 values; what is missing is 0.
+template <class Format>
+LLMSERVE_INLINE F32x8 load_some(const uint8_t* p, int64_t count) {
+  if (count >= 8) return Format::load8(p);
+  alignas(32) uint8_t buffer[32] = {};
+  __builtin_memcpy(buffer, p, static_cast<size_t>(count) * Format::kBytes);
+  return Format::load8(buffer);
+}
+
+// tile[c] has column c of eight rows. Groups of 32 columns are summed apart: that is more exact
+// than one long chain, and lets the chains overlap.
+template <int kTokens>
+LLMSERVE_INLINE void multiply_float_chunk(const F32x8* tile, int num_cols, const float* x,
+                                          int64_t stride, F32x8* out) {
+  for (int begin = 0; begin < num_cols; begin += kGroup) {
+    const int end = num_cols - begin < kGroup ? num_cols : begin + kGroup;
+    F32x8 sums[kTokens] = {};
+    for (int c = begin; c < end; ++c) {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        sums[t] = Isa::fma(tile[c], broadcast(x[t * stride + c]), sums[t]);
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) out[t] += sums[t];
+  }
+}
+
+template <class Format>
+void multiply_float(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
+  const int64_t num_cols = args.weight.num_cols;
+  const int64_t row_bytes = num_cols * Format::kBytes;
+  F32x8 tile[kFloatChunk];
+  for (int64_t first = 0; first < args.num_tokens; first += kTokenBlock) {
+    const int64_t left = args.num_tokens - first;
+    const int num_tokens = static_cast<int>(left < kTokenBlock ? left : kTokenBlock);
+    for (int64_t n = tile_begin; n < tile_end; ++n) {
+      const uint8_t* rows[kTileRows];
+      tile_rows(args.weight, row_bytes, n, rows);
+      F32x8 total[kTokenBlock] = {};
+      for (int64_t begin = 0; begin < num_cols; begin += kFloatChunk) {
+        const int cols =
+            static_cast<int>(num_cols - begin < kFloatChunk ? num_cols - begin : kFloatChunk);
+        for (int c = 0; c < cols; c += 8) {
+          F32x8 block[8];
+          for (int r = 0; r < kTileRows; ++r) {
+            const uint8_t* p = rows[r] + (begin + c) * Format::kBytes;
+            if (c % (64 / Format::kBytes) == 0) __builtin_prefetch(p + kTileRows * row_bytes);
+            block[r] = load_some<Format>(p, cols - c);
+          }
+          transpose_floats(block);
+          for (int i = 0; i < 8; ++i) tile[c + i] = block[i];
+        }
+        const float* x = args.x + first * num_cols + begin;
+        for_token_groups<8>(num_tokens, [&](auto tokens, int t) {
+          multiply_float_chunk<decltype(tokens)::value>(tile, cols, x + t * num_cols, num_cols,
+                                                        total + t);
+        });
+      }
+      store_tile(args, n, first, num_tokens, total);
+    }
+  }
+}
+
+template <class Format>
+void dequantize_quantized_row(const uint8_t* row, int64_t num_cols, float* out) {
+  constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
+  for (int64_t begin = 0; begin < num_cols; begin += kChunk, row += kChunkBytes) {
+    const int64_t left = (num_cols - begin) / kGroup;
+    const int num_groups = static_cast<int>(left < kGroupsInChunk ? left : kGroupsInChunk);
+    const RowScales s = Format::template scales<Isa>(row, num_groups);
+    for (int g = 0; g < num_groups; ++g) {
+      uint8_t quants[kGroup];
+      store(quants, Format::quants(row, g));
+      for (int i = 0; i < kGroup; ++i) {
+        const int half = i / (kGroup / 2);
+        float scale = s.scale[g], min = s.min[g];
+        if constexpr (Format::kHasSubscales) scale *= static_cast<float>(s.sub[half][g]);
+        if constexpr (Format::kHasSubscales) min *= static_cast<float>(s.sub_min[half][g]);
+        const float value = scale * static_cast<float>(quants[i] - Format::kOffset);
+        out[begin + g * kGroup + i] = Format::kHasMin ? value + min : value;
+      }
+    }
+  }
+}
+
+template <class Format>
+void dequantize_float_row(const uint8_t* row, int64_t num_cols, float* out) {
+  for (int64_t c = 0; c < num_cols; c += 8) {
+    const F32x8 values = load_some<Format>(row + c * Format::kBytes, num_cols - c);
+    const int64_t count = num_cols - c < 8 ? num_cols - c : 8;
+    __builtin_memcpy(out + c, &values, static_cast<size_t>(count) * sizeof(float));
+  }
+}
+
+// Calls f.quantized<Format>() or f.floating<Format>() for the number of a ggml type.
+template <typename F>
+LLMSERVE_INLINE void dispatch(int type, F f) {
+  switch (type) {
+    case 0:
+      return f.template floating<Float32>();
+    case 1:
+      return f.template floating<Float16>();
+    case 30:
+      return f.template floating<BFloat16>();
+    case 2:
+      return f.template quantized<Q4_0>();
+    case 3:
+      return f.template quantized<Q4_1>();
+    case 6:
+      return f.template quantized<Q5_0>();
+    case 7:
+      return f.template quantized<Q5_1>();
+    case 8:
+      return f.template quantized<Q8_0>();
+    case 10:
+      return f.template quantized<Q2_K>();
+    case 11:
+      return f.template quantized<Q3_K>();
+    case 12:
+      return f.template quantized<Q4_K>();
+    case 13:
+      return f.template quantized<Q5_K>();
+    case 14:
+      return f.template quantized<Q6_K>();
+  }
+}
+
+struct Multiply {
+  const LinearArgs& args;
+  int64_t begin, end;
+  template <class Format>
+  void quantized() const {
+    multiply_quantized<Format>(args, begin, end);
+  }
+  template <class Format>
+  void floating() const {
+    multiply_float<Format>(args, begin, end);
+  }
+};
+
+struct DequantizeRow {
+  const uint8_t* row;
+  int64_t num_cols;
+  float* out;
+  template <class Format>
+  void quantized() const {
+    dequantize_quantized_row<Format>(row, num_cols, out);
+  }
+  template <class Format>
+  void floating() const {
+    dequantize_float_row<Format>(row, num_cols, out);
+  }
+};
+
+inline void multiply(const LinearArgs& args, int64_t begin, int64_t end) {
+  dispatch(args.weight.type, Multiply{args, begin, end});
+}
+
+inline void dequantize_row(const uint8_t* row, int type, int64_t num_cols, float* out) {
+  dispatch(type, DequantizeRow{row, num_cols, out});
+}
+
+}  // namespace
+}  // namespace llmserve

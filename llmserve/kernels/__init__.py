@@ -1,0 +1,89 @@
+"""Kernels: one Python function each, over torch tensors in CPU memory.
+
+The functions come from the compiled extension. Where it was not built, or LLMSERVE_NO_EXT is set,
+they come from `reference`, which computes the same in plain torch, many times slower.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from llmserve import env
+from llmserve.kernels.reference_sampling import (
+    SAMPLED_ROW,
+    SAMPLING_ROW,
+    STATUS_INVALID,
+    STATUS_OK,
+    RowLogprobs,
+)
+from llmserve.kernels.weight import GGMLType, Weight
+
+_logger = logging.getLogger(__name__)
+
+
+def _has_ext() -> bool:
+    if env.NO_EXT:
+        return False
+    if importlib.util.find_spec("llmserve._cpu_kernels") is not None:
+        return True
+    _logger.warning(
+        "llmserve was installed without its compiled kernels and will be very slow; "
+        "install a C++17 compiler and reinstall it with LLMSERVE_REQUIRE_EXT=1"
+    )
+    return False
+
+
+HAS_EXT: bool = _has_ext()
+
+if HAS_EXT:
+    from llmserve.kernels.attention import copy_blocks, paged_attention, write_kv
+    from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
+    from llmserve.kernels.linear import dequantize, embedding, linear
+    from llmserve.kernels.sampling import logprob_rows, sample_rows
+    from llmserve.kernels.threads import get_num_threads, set_num_threads
+else:
+    from llmserve.kernels.reference import (
+        dequantize,
+        embedding,
+        get_num_threads,
+        linear,
+        set_num_threads,
+    )
+    from llmserve.kernels.reference_attention import (
+        act_mul,
+        add_rms_norm,
+        copy_blocks,
+        paged_attention,
+        rms_norm,
+        rotary,
+        softcap,
+        write_kv,
+    )
+    from llmserve.kernels.reference_sampling import logprob_rows, sample_rows
+
+__all__ = [
+    "GGMLType",
+    "HAS_EXT",
+    "RowLogprobs",
+    "SAMPLED_ROW",
+    "SAMPLING_ROW",
+    "STATUS_INVALID",
+    "STATUS_OK",
+    "Weight",
+    "act_mul",
+    "add_rms_norm",
+    "copy_blocks",
+    "dequantize",
+    "embedding",
+    "get_num_threads",
+    "linear",
+    "logprob_rows",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "sample_rows",
+    "set_num_threads",
+    "softcap",
+    "write_kv",
+]

@@ -1,0 +1,105 @@
+"""Products with weight matrices in their storage type, and rows of such matrices.
+
+This module checks; the compiled extension computes. For quantised types the activations are
+quantised to int8 in groups of 32 as well (as llama.cpp does), the products of a group are summed
+as exact integers, and the groups are summed in float32 in the order of the columns. So a row of
+the result has the same bits alone or among any others, on any number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from llmserve import _cpu_kernels
+from llmserve.kernels.weight import Weight
+
+
+def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if (
+        tensor.dtype != dtype
+        or tuple(tensor.shape) != shape
+        or not tensor.is_contiguous()
+        or tensor.device.type != "cpu"
+    ):
+        raise ValueError(
+            f"{name} must be contiguous {dtype} of shape {shape} in CPU memory, not "
+            f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} "
+            f"on {tensor.device}"
+        )
+
+
+def _check_weight(weight: Weight) -> None:
+    _check(weight.data, "weight.data", torch.uint8, tuple(weight.data.shape))
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x @ weight.T + bias.
+
+    x: float32 [num_tokens, num_cols]; bias: float32 [num_rows]; all contiguous.
+    Returns float32 [num_tokens, num_rows]: `out` if given (it may not overlap x), else a new
+    tensor. Columns of quantised types come in groups of 32; num_cols of the others is free.
+    Raises ValueError for a wrong dtype, shape, layout or device.
+    """
+    if x.dim() != 2:
+        raise ValueError(f"x must have the shape [num_tokens, num_cols], not {tuple(x.shape)}")
+    num_tokens = x.shape[0]
+    _check(x, "x", torch.float32, (num_tokens, weight.num_cols))
+    _check_weight(weight)
+    if bias is not None:
+        _check(bias, "bias", torch.float32, (weight.num_rows,))
+    if out is None:
+        out = torch.empty(num_tokens, weight.num_rows)
+    else:
+        _check(out, "out", torch.float32, (num_tokens, weight.num_rows))
+    _cpu_kernels.linear(
+        x.data_ptr(),
+        weight.data.data_ptr(),
+        int(weight.type),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        num_tokens,
+        weight.num_rows,
+        weight.num_cols,
+    )
+    return out
+
+
+def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Rows of the matrix, in float32.
+
+    token_ids: int64 [num_tokens], contiguous, each in [0, num_rows).
+    Returns float32 [num_tokens, num_cols]. Raises ValueError for a wrong dtype, layout or device
+    and IndexError for an id outside the matrix.
+    """
+    _check(token_ids, "token_ids", torch.int64, (token_ids.numel(),))
+    _check_weight(weight)
+    out = torch.empty(token_ids.numel(), weight.num_cols)
+    _cpu_kernels.embedding(
+        token_ids.data_ptr(),
+        weight.data.data_ptr(),
+        int(weight.type),
+        out.data_ptr(),
+        token_ids.numel(),
+        weight.num_rows,
+        weight.num_cols,
+    )
+    return out
+
+
+def dequantize(weight: Weight) -> torch.Tensor:
+    """The matrix as float32 [num_rows, num_cols], with the values that ggml defines."""
+    _check_weight(weight)
+    out = torch.empty(weight.num_rows, weight.num_cols)
+    _cpu_kernels.dequantize(
+        weight.data.data_ptr(),
+        int(weight.type),
+        out.data_ptr(),
+        weight.num_rows,
+        weight.num_cols,
+    )
+    return out

@@ -1,0 +1,50 @@
+"""Every kernel in plain torch: what runs without the compiled extension, and what it has to match.
+
+Written to be read, not to be fast.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize as gguf_dequantize
+
+from llmserve.kernels.weight import GGMLType, Weight
+
+
+def get_num_threads() -> int:
+    return torch.get_num_threads()
+
+
+def set_num_threads(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+
+
+def _dequantize_rows(data: torch.Tensor, type: GGMLType) -> torch.Tensor:
+    rows = np.ascontiguousarray(data.numpy())
+    values = gguf_dequantize(rows, GGMLQuantizationType(int(type)))
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+
+def dequantize(weight: Weight) -> torch.Tensor:
+    """The matrix as float32 [num_rows, num_cols]."""
+    return _dequantize_rows(weight.data, weight.type)
+
+
+def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """Rows `token_ids` (int64 [num_tokens]) of the matrix, float32 [num_tokens, num_cols]."""
+    if token_ids.numel() == 0:
+        return torch.empty(0, weight.num_cols)
+    return _dequantize_rows(weight.data[token_ids], weight.type)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [num_tokens, num_cols] @ weight.T + bias, float32 [num_tokens, num_rows]."""
+    result = torch.nn.functional.linear(x, dequantize(weight), bias)
+    return result if out is None else out.copy_(result)
