@@ -146,12 +146,20 @@ def _read_header(path: Path, data: mmap.mmap, shard: int) -> list[TensorInfo]:
         )
     try:
         header = parse_json_object(data[_LENGTH_BYTES:start])
-        header.pop("__metadata__", None)
+        _check_metadata(header.pop("__metadata__", {}))
         tensors = [_tensor(name, entry, start, shard) for name, entry in header.items()]
         _check_cover(tensors, start, size)
     except ValueError as error:
         raise StartupError(f"{path} has an unusable header: {error}") from error
     return tensors
+
+
+def _check_metadata(metadata: Any) -> None:
+    """The file's own remarks; unused, but a wrong form means a damaged or foreign file."""
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
+        raise ValueError("__metadata__ is not an object of strings")
 
 
 def _tensor(name: str, entry: Any, start: int, shard: int) -> TensorInfo:
