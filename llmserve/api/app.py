@@ -1,0 +1,64 @@
+"""make_app: the routes and what is around them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from llmserve.api.chat import create_chat_completion
+from llmserve.api.completions import create_completion
+from llmserve.api.context import CONTEXT, ApiContext, ModelInfo
+from llmserve.api.defaults import SamplingDefaults
+from llmserve.api.health import health, load, metrics, version
+from llmserve.api.http_metrics import HttpMetrics
+from llmserve.api.middleware import make_auth, make_outer, make_preflight, make_prepare_hook
+from llmserve.api.models import get_model, list_models
+from llmserve.api.tokenization import detokenize, tokenize
+from llmserve.config import FrontendConfig
+from llmserve.engine import AsyncEngine
+from llmserve.tokenizer import ChatTemplate, Tokenizer
+
+__all__ = ["ModelInfo", "make_app"]
+
+
+def make_app(
+    engine: AsyncEngine,
+    tokenizer: Tokenizer,
+    chat_template: ChatTemplate,
+    config: FrontendConfig,
+    model: ModelInfo,
+) -> web.Application:
+    """The application; it owns no resources. Call once per engine (metrics are registered)."""
+    app = web.Application(
+        client_max_size=config.max_request_bytes,
+        middlewares=[
+            make_outer(HttpMetrics(engine.stats.registry)),
+            make_preflight(config.allowed_origins),
+            make_auth(config.api_key),
+        ],
+    )
+    app[CONTEXT] = ApiContext(
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        config=config,
+        model=model,
+        defaults=SamplingDefaults.from_generation_config(model.generation_config),
+    )
+    app.on_response_prepare.append(make_prepare_hook(config.allowed_origins))
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", create_chat_completion),
+            web.post("/v1/completions", create_completion),
+            web.get("/v1/models", list_models),
+            web.get("/v1/models/{id:.+}", get_model),
+            web.post("/tokenize", tokenize),
+            web.post("/detokenize", detokenize),
+            web.get("/health", health),
+            web.get("/ping", health),
+            web.post("/ping", health),
+            web.get("/version", version),
+            web.get("/load", load),
+            web.get("/metrics", metrics),
+        ]
+    )
+    return app

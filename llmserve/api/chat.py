@@ -1,0 +1,253 @@
+"""POST /v1/chat/completions: a conversation in, the next message out, at once or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from aiohttp import web
+
+from llmserve.api.body import INLINE_BYTES, parse_object, read_body, run_sized
+from llmserve.api.context import CONTEXT, ApiContext
+from llmserve.api.fields import validate
+from llmserve.api.json_response import json_response
+from llmserve.api.logprobs import chat_logprobs, prompt_logprobs
+from llmserve.api.messages import check_tool_choice
+from llmserve.api.middleware import REQUEST_ID
+from llmserve.api.preparation import Prepared, make_generations, token_names
+from llmserve.api.prompts import encode_conversation, truncate
+from llmserve.api.sampling import check_logprobs, check_stream_fields, make_sampling_params
+from llmserve.api.schemas import ChatRequest, ignored_fields
+from llmserve.api.sse import Event, respond_with_events
+from llmserve.api.streams import Streams
+from llmserve.core import OutputDelta
+from llmserve.errors import RequestError
+
+_Prepared = Prepared[ChatRequest]
+
+
+async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+    """Handler."""
+    context = request.app[CONTEXT]
+    body = await read_body(request)
+    request_id = request[REQUEST_ID]
+    # A client's own template may take any time, so it never runs on the event loop.
+    size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
+    prepared = await run_sized(size, prepare_chat, body, context, request_id)
+    streams = Streams(context.engine, prepared.generations)
+    role = answer_role(prepared.request, context)
+    try:
+        if prepared.request.stream:
+            return await respond_with_events(
+                request,
+                _stream(prepared, streams, role),
+                request_id=request_id,
+                ping_interval_s=context.config.sse_ping_interval,
+                headers=prepared.headers,
+            )
+        collected: list[OutputDelta] = []
+        async for batch in streams.batches():
+            collected += [delta for _, delta in batch]
+        size = _answer_size(prepared, collected)
+        answer = await run_sized(size, _make_answer, prepared, collected, role)
+        return json_response(answer, headers=prepared.headers)
+    finally:
+        streams.abort()
+
+
+def answer_role(request: ChatRequest, context: ApiContext) -> str:
+    """A continued message keeps its role; a new one has the server's."""
+    if request.continue_final_message:
+        return str(request.messages[-1]["role"])
+    return context.config.response_role
+
+
+def prepare_chat(body: bytes, context: ApiContext, request_id: str) -> _Prepared:
+    """From bytes to what the engine shall do. Raises RequestError."""
+    fields = parse_object(body)
+    request = validate(ChatRequest, fields)
+    model = context.resolve_model(request.model)
+    num_logprobs = _num_logprobs(request, context.config.max_logprobs)
+    check_logprobs("prompt_logprobs", request.prompt_logprobs, context.config.max_logprobs)
+    check_tool_choice(request.tool_choice, request.tools)
+    check_stream_fields(request)
+    asked = request.max_completion_tokens
+    if asked is None:
+        asked = request.max_tokens
+    prompt = encode_conversation(
+        request.messages, request, context, add_special_tokens=request.add_special_tokens
+    )
+    prompt = truncate(prompt, request, context.engine.max_model_len, asked)
+    sampling = make_sampling_params(
+        request,
+        context,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=request.prompt_logprobs,
+    )
+    response_id = f"chatcmpl-{request.request_id or request_id}"
+    return Prepared(
+        request=request,
+        prompts=[prompt],
+        generations=make_generations(
+            request,
+            [prompt],
+            sampling,
+            context,
+            response_id=response_id,
+            asked_max_tokens=asked,
+            default_max_tokens=None,
+        ),
+        response_id=response_id,
+        model=model,
+        names=token_names(request, context),
+        ignored=ignored_fields(ChatRequest, fields),
+    )
+
+
+def _num_logprobs(request: ChatRequest, max_logprobs: int) -> int | None:
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise RequestError(
+                f"top_logprobs is {request.top_logprobs}; it needs logprobs = true",
+                param="top_logprobs",
+            )
+        return None
+    check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
+    return request.top_logprobs or 0
+
+
+class _Choice:
+    """One choice of the answer. What `add` takes in is given out once, as JSON."""
+
+    def __init__(self, index: int, prepared: _Prepared) -> None:
+        self.index = index
+        self._request = prepared.request
+        self._names = prepared.names
+        self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._stop_reason: int | str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return any(self._texts)
+
+    def add(self, delta: OutputDelta) -> None:
+        self._texts.append(delta.text)
+        if self._request.logprobs:
+            self._logprobs += chat_logprobs(delta, self._names)
+        if self._request.return_token_ids:
+            self._token_ids += delta.token_ids
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
+            self._stop_reason = delta.stop_reason
+
+    def take_text(self) -> str:
+        text = "".join(self._texts)
+        self._texts = []
+        return text
+
+    def message(self, role: str) -> dict[str, Any]:
+        """The choice of an unstreamed answer."""
+        message = {"role": role, "content": self.take_text(), "refusal": None}
+        return self._with_details({"index": self.index, "message": message}, is_last=True)
+
+    def text_delta(self) -> dict[str, Any]:
+        """The choice of a chunk with text."""
+        delta = {"content": self.take_text()}
+        return self._with_details({"index": self.index, "delta": delta}, is_last=False)
+
+    def last_delta(self) -> dict[str, Any]:
+        """The choice of the chunk that says why the text ended."""
+        return self._with_details({"index": self.index, "delta": {}}, is_last=True)
+
+    def _with_details(self, choice: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
+        rows, self._logprobs = self._logprobs, []
+        has_rows = self._request.logprobs and (rows or "message" in choice)
+        choice["logprobs"] = {"content": rows, "refusal": None} if has_rows else None
+        choice["finish_reason"] = self.finish_reason if is_last else None
+        if is_last:
+            choice["stop_reason"] = self._stop_reason
+        if self._request.return_token_ids:
+            choice["token_ids"] = self._token_ids
+            self._token_ids = []
+        return choice
+
+
+def _make_answer(prepared: _Prepared, collected: list[OutputDelta], role: str) -> dict[str, Any]:
+    """The answer to an unstreamed request."""
+    request, usage = prepared.request, prepared.usage_counter()
+    choices = [_Choice(index, prepared) for index in range(request.n)]
+    for delta in collected:
+        choices[delta.index].add(delta)
+        usage.add(0, delta)
+    answer = {
+        **prepared.envelope("chat.completion"),
+        "choices": [choice.message(role) for choice in choices],
+        "usage": usage.as_json(),
+    }
+    if request.return_token_ids:
+        answer["prompt_token_ids"] = prepared.prompts[0].token_ids
+    if request.prompt_logprobs is not None:
+        rows = next((d.prompt_logprobs for d in collected if d.prompt_logprobs is not None), [])
+        answer["prompt_logprobs"] = prompt_logprobs(
+            rows, prepared.names, limit=request.prompt_logprobs
+        )
+    return answer
+
+
+def _answer_size(prepared: _Prepared, collected: list[OutputDelta]) -> int:
+    """Roughly the bytes that building the answer goes through."""
+    request = prepared.request
+    size = sum(len(delta.token_ids) for delta in collected) * 8
+    if request.logprobs:
+        size *= 16 * (1 + (request.top_logprobs or 0))
+    if request.prompt_logprobs is not None:
+        size += len(prepared.prompts[0].token_ids) * 64 * (1 + request.prompt_logprobs)
+    return size
+
+
+async def _stream(
+    prepared: _Prepared, streams: Streams, role: str
+) -> AsyncGenerator[list[Event], None]:
+    """The chunks of a streamed answer."""
+    request, usage = prepared.request, prepared.usage_counter()
+    envelope = prepared.envelope("chat.completion.chunk")
+    choices = [_Choice(index, prepared) for index in range(request.n)]
+
+    def chunk(choice: dict[str, Any]) -> Event:
+        event = {**envelope, "choices": [choice]}
+        if request.continuous_usage:
+            event["usage"] = usage.as_json()
+        elif request.include_usage:
+            event["usage"] = None
+        return event
+
+    first = [chunk(_role_choice(index, role)) for index in range(request.n)]
+    if request.return_token_ids:
+        first[0]["prompt_token_ids"] = prepared.prompts[0].token_ids
+    yield first
+    async for batch in streams.batches():
+        events = []
+        for _, delta in batch:
+            choice = choices[delta.index]
+            choice.add(delta)
+            usage.add(0, delta)
+            if choice.has_text:
+                events.append(chunk(choice.text_delta()))
+            if choice.finish_reason is not None:
+                events.append(chunk(choice.last_delta()))
+        if events:
+            yield events
+    if request.include_usage:
+        yield [{**envelope, "choices": [], "usage": usage.as_json()}]
+
+
+def _role_choice(index: int, role: str) -> dict[str, Any]:
+    return {
+        "index": index,
+        "delta": {"role": role, "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }

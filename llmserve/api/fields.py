@@ -1,0 +1,133 @@
+"""Checks of single request fields; every refusal names the field, the value and what is allowed.
+
+The checkers run as pydantic validators. They raise RequestError themselves, which pydantic lets
+through, because its own messages do not say the whole allowed range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
+
+from llmserve.errors import RequestError
+
+_M = TypeVar("_M", bound=BaseModel)
+
+_SHOWN_CHARS = 60
+INT64_MAX = (1 << 63) - 1
+
+
+def shorten(value: object) -> str:
+    """A value for an error message, in JSON's spelling, a few words at most."""
+    if isinstance(value, str):
+        text = value[:_SHOWN_CHARS] + ("..." if len(value) > _SHOWN_CHARS else "")
+        return orjson.dumps(text).decode()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)[:_SHOWN_CHARS]
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    return "an object"
+
+
+def refuse(field: str, value: object, requirement: str) -> NoReturn:
+    raise RequestError(f"{field} is {shorten(value)}; it must be {requirement}", param=field)
+
+
+def refuse_unsupported(field: str, reason: str) -> NoReturn:
+    """The request asks for something that this server does not do."""
+    raise RequestError(f"{field} is not supported: {reason}", param=field)
+
+
+def name_of(info: ValidationInfo) -> str:
+    return info.field_name or "body"
+
+
+def integer(low: int, high: int | None = None, *, requirement: str = "") -> BeforeValidator:
+    """An integer within [low, high]; 2.0 counts as 2, as in JSON Schema."""
+    upper = INT64_MAX if high is None else high
+    if not requirement:
+        span = f"from {low} to {high}" if high is not None else f"of at least {low}"
+        requirement = f"an integer {span}"
+
+    def check(value: object, info: ValidationInfo) -> int:
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= upper:
+            refuse(name_of(info), value, requirement)
+        return number
+
+    return BeforeValidator(check)
+
+
+def real(
+    low: float, high: float | None = None, *, is_low_excluded: bool = False
+) -> BeforeValidator:
+    """A number within [low, high], or (low, high]."""
+    bound = f"above {low:g}" if is_low_excluded else f"of at least {low:g}"
+    if high is None:
+        requirement = f"a number {bound}"
+    elif is_low_excluded:
+        requirement = f"a number above {low:g} and at most {high:g}"
+    else:
+        requirement = f"a number from {low:g} to {high:g}"
+
+    def check(value: object, info: ValidationInfo) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(name_of(info), value, requirement)
+        is_low_enough = high is None or value <= high
+        is_high_enough = value > low if is_low_excluded else value >= low
+        if not is_low_enough or not is_high_enough:
+            refuse(name_of(info), value, requirement)
+        return float(value)
+
+    return BeforeValidator(check)
+
+
+def checked(check: Callable[[Any, str], Any]) -> BeforeValidator:
+    """A validator from a function of (value, field name)."""
+    return BeforeValidator(lambda value, info: check(value, name_of(info)))
+
+
+def id_list(value: object, field: str) -> list[int]:
+    """A list of integers; whether they are in the vocabulary is checked later."""
+    if not isinstance(value, list):
+        refuse(field, value, "a list of token ids")
+    if not set(map(type, value)) <= {int}:
+        wrong = next(item for item in value if type(item) is not int)
+        refuse(field, wrong, "a list of token ids (integers)")
+    return value
+
+
+def check_vocabulary(ids: list[int], vocab_size: int, field: str) -> None:
+    """Raises RequestError for an id outside the vocabulary. O(len(ids)), no Python loop."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = next(i for i in ids if not 0 <= i < vocab_size)
+    raise RequestError(
+        f"{field} holds the token id {shorten(wrong)}; ids must be from 0 to {vocab_size - 1}",
+        param=field,
+    )
+
+
+def validate(model: type[_M], body: dict[str, Any]) -> _M:
+    """The body as `model`; null means absent. Raises RequestError for the first thing wrong."""
+    present = {name: value for name, value in body.items() if value is not None}
+    try:
+        return model.model_validate(present)
+    except ValidationError as error:
+        raise _to_request_error(error) from None
+
+
+def _to_request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ""
+    for part in first["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    if first["type"] == "missing":
+        return RequestError(f"{field} is required", param=field)
+    requirement = first["msg"].replace("Input should be", "it must be")
+    return RequestError(f"{field} is {shorten(first['input'])}; {requirement}", param=field)

@@ -1,0 +1,121 @@
+"""Checks of chat messages and tools: their form, before a template sees them.
+
+Messages pass through as they came, unknown keys included, since a template may read any key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmserve.api.fields import refuse, refuse_unsupported
+from llmserve.errors import RequestError
+
+_TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type of a part -> key of its text
+_UNSUPPORTED_PARTS = (
+    *("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds"),
+)
+# A conversation without text in one of these roles is a mistake of the caller.
+_ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
+
+
+def check_messages(value: object, field: str) -> list[dict[str, Any]]:
+    """Raises RequestError naming the message and its key."""
+    if not isinstance(value, list) or not value:
+        refuse(field, value, "a list of at least one message")
+    for position, message in enumerate(value):
+        _check_message(message, f"{field}[{position}]")
+    return value
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, dict):
+        refuse(where, message, "an object with role and content")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        refuse(f"{where}.role", role, "a role such as system, user, assistant or tool")
+    content = message.get("content")
+    if isinstance(content, list):
+        for position, part in enumerate(content):
+            _check_part(part, f"{where}.content[{position}]")
+    elif content is None:
+        if role in _ROLES_WITH_CONTENT:
+            refuse(f"{where}.content", content, "a string or a list of text parts")
+    elif not isinstance(content, str):
+        refuse(f"{where}.content", content, "a string or a list of text parts")
+    for key in ("name", "tool_call_id", "reasoning", "reasoning_content", "refusal"):
+        if message.get(key) is not None and not isinstance(message[key], str):
+            refuse(f"{where}.{key}", message[key], "a string")
+    if message.get("tool_calls") is not None:
+        _check_tool_calls(message["tool_calls"], f"{where}.tool_calls")
+
+
+def _check_part(part: object, where: str) -> None:
+    if not isinstance(part, dict):
+        refuse(where, part, "an object with a type")
+    kind = part.get("type")
+    if kind in _UNSUPPORTED_PARTS:
+        refuse_unsupported(
+            where, f"parts of the type {kind} need a model that takes more than text"
+        )
+    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        refuse(f"{where}.type", kind, "text")
+    if not isinstance(part.get(key), str):
+        refuse(f"{where}.{key}", part.get(key), "a string")
+
+
+def _check_tool_calls(calls: object, where: str) -> None:
+    if not isinstance(calls, list):
+        refuse(where, calls, "a list of tool calls")
+    for position, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            refuse(f"{where}[{position}].function", function, "an object")
+        if not isinstance(function.get("name"), str):
+            refuse(f"{where}[{position}].function.name", function.get("name"), "a string")
+        arguments = function.get("arguments")
+        if arguments is not None and not isinstance(arguments, str | dict):
+            refuse(f"{where}[{position}].function.arguments", arguments, "JSON as a string")
+
+
+def check_tools(value: object, field: str) -> list[dict[str, Any]]:
+    """Raises RequestError unless `value` is a list of function tools."""
+    if not isinstance(value, list):
+        refuse(field, value, "a list of tools")
+    for position, tool in enumerate(value):
+        where = f"{field}[{position}]"
+        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+            refuse(where, tool, "an object with the type function")
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            refuse(f"{where}.function", function, "an object with a name")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            refuse(f"{where}.function.parameters", parameters, "a JSON schema")
+    return value
+
+
+def check_tool_choice(choice: object, tools: list[dict[str, Any]]) -> None:
+    """Raises RequestError for a choice that is malformed or that cannot be enforced here."""
+    if choice is None or choice == "none":
+        return
+    if choice not in ("auto", "required") and not isinstance(choice, dict):
+        refuse("tool_choice", choice, "none, auto, required or an object naming a tool")
+    if not tools:
+        raise RequestError("tool_choice needs tools; the request has none", param="tool_choice")
+    if choice == "auto":
+        return
+    if isinstance(choice, dict):
+        _check_named_tool(choice, tools)
+    refuse_unsupported("tool_choice", "a forced call needs constrained decoding; use auto or none")
+
+
+def _check_named_tool(choice: dict[str, Any], tools: list[dict[str, Any]]) -> None:
+    if choice.get("type") == "allowed_tools":
+        return
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        refuse("tool_choice.function.name", name, "the name of a tool")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        refuse("tool_choice.function.name", name, "the name of a tool in tools")

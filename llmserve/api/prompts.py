@@ -1,0 +1,164 @@
+"""From a prompt or a conversation to token ids, and whether they fit into the context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.api.context import ApiContext
+from llmserve.api.fields import check_vocabulary, id_list, refuse
+from llmserve.api.schemas import GenerationFields, TemplateFields
+from llmserve.errors import ContextLengthError, RequestError
+from llmserve.tokenizer import encode_chat
+
+MAX_CHOICES = 4096  # of one HTTP request, prompts * n
+
+_PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
+_RESERVED_TEMPLATE_NAMES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+        *("chat_template", "tokenize"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; `text` is None where the request gave token ids."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def split_prompts(value: object) -> list[str | list[int]]:
+    """The prompts of a completions request, in order. Raises RequestError."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        refuse("prompt", value, _PROMPT_FORMS)
+    if not value:
+        raise RequestError("prompt is an empty list; it must hold a prompt", param="prompt")
+    kinds = set(map(type, value))
+    if kinds == {str}:
+        return list(value)
+    if kinds == {int}:
+        return [value]
+    if kinds != {list}:
+        refuse("prompt", value, _PROMPT_FORMS)
+    for position, ids in enumerate(value):
+        if not id_list(ids, f"prompt[{position}]"):
+            raise RequestError(
+                f"prompt[{position}] is an empty list; it must hold token ids", param="prompt"
+            )
+    return list(value)
+
+
+def encode_prompt(
+    prompt: str | list[int], context: ApiContext, *, add_special_tokens: bool
+) -> Prompt:
+    """Raises RequestError for an id outside the vocabulary or a prompt without tokens."""
+    if isinstance(prompt, str):
+        ids = context.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        if not ids:
+            raise RequestError("prompt is empty; it must have at least one token", param="prompt")
+        return Prompt(ids, prompt)
+    check_vocabulary(prompt, context.model.vocab_size, "prompt")
+    return Prompt(prompt)
+
+
+def encode_conversation(
+    messages: list[dict[str, Any]],
+    fields: TemplateFields,
+    context: ApiContext,
+    *,
+    add_special_tokens: bool,
+) -> Prompt:
+    """Renders the chat template and encodes its text; never two BOS. Raises RequestError."""
+    text = render(messages, fields, context)
+    ids = encode_chat(context.tokenizer, text)
+    if not ids:
+        raise RequestError("the chat template made an empty prompt", param="messages")
+    return Prompt(ids, text)
+
+
+def render(messages: list[dict[str, Any]], fields: TemplateFields, context: ApiContext) -> str:
+    """The text that the chat template makes of a conversation."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both true; set at most one",
+            param="continue_final_message",
+        )
+    reserved = _RESERVED_TEMPLATE_NAMES & fields.chat_template_kwargs.keys()
+    if reserved:
+        raise RequestError(
+            f"chat_template_kwargs must not hold {sorted(reserved)[0]!r}, which has its own field",
+            param="chat_template_kwargs",
+        )
+    kwargs = dict(fields.chat_template_kwargs)
+    if fields.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
+    template = context.chat_template
+    if fields.chat_template is not None:
+        if not context.config.trust_request_chat_template:
+            raise RequestError(
+                "chat_template in a request needs a server with --trust-request-chat-template",
+                param="chat_template",
+            )
+        template = template.with_source(fields.chat_template)
+    add_generation_prompt = fields.add_generation_prompt
+    if add_generation_prompt is None:
+        add_generation_prompt = not fields.continue_final_message
+    return template.render(
+        messages,
+        tools=fields.tools or None,
+        documents=fields.documents,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        **kwargs,
+    )
+
+
+def truncate(
+    prompt: Prompt, request: GenerationFields, max_model_len: int, max_tokens: int | None
+) -> Prompt:
+    """Applies truncate_prompt_tokens: keeps that many tokens of the end (or of the beginning)."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep == 0:
+        refuse("truncate_prompt_tokens", keep, "-1 (as many as fit) or a positive integer")
+    if keep > max_model_len:
+        refuse("truncate_prompt_tokens", keep, f"at most the context length {max_model_len}")
+    if keep == -1:
+        keep = max(1, max_model_len - (max_tokens or 1))
+    if len(prompt.token_ids) <= keep:
+        return prompt
+    is_left = request.truncation_side == "left"
+    ids = prompt.token_ids[-keep:] if is_left else prompt.token_ids[:keep]
+    return Prompt(ids)
+
+
+def resolve_max_tokens(
+    asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int
+) -> int:
+    """The output budget of one prompt. Raises ContextLengthError.
+
+    What the request asks for must fit; the default (None: all that is left) is cut to fit.
+    """
+    limit = f"this model's maximum context length is {max_model_len} tokens"
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"{limit}, but the prompt has {num_prompt_tokens} tokens, which leaves no room for "
+            "output; shorten the prompt",
+            param="prompt",
+        )
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise ContextLengthError(
+            f"{limit}, but the prompt has {num_prompt_tokens} tokens and max_tokens asks for "
+            f"{asked} more; shorten the prompt or lower max_tokens to {room}",
+            param="max_tokens",
+        )
+    return asked

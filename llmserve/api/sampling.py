@@ -1,0 +1,112 @@
+"""From request fields to SamplingParams: request value, else the model's default, else neutral."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+from llmserve.api.context import ApiContext
+from llmserve.api.defaults import eos_token_ids
+from llmserve.api.fields import check_vocabulary, refuse
+from llmserve.api.schemas import GenerationFields
+from llmserve.core import SamplingParams
+from llmserve.errors import RequestError
+from llmserve.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+
+# Below this the division by the temperature loses all precision in float32 (vLLM's limit).
+_MIN_TEMPERATURE = 0.01
+
+
+def make_sampling_params(
+    request: GenerationFields,
+    context: ApiContext,
+    *,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Everything but max_tokens, which depends on the prompt. Raises RequestError."""
+    defaults, model = context.defaults, context.model
+    temperature = _or(request.temperature, defaults.temperature)
+    if 0.0 < temperature < _MIN_TEMPERATURE:
+        temperature = _MIN_TEMPERATURE
+    if request.n > 1 and temperature == 0.0:
+        raise RequestError(
+            f"n is {request.n}, but with temperature 0 all choices are the same; "
+            "it must be 1, or temperature above 0",
+            param="n",
+        )
+    if request.allowed_token_ids == []:
+        refuse("allowed_token_ids", [], "a list of at least one token id")
+    vocab_size = model.vocab_size
+    check_vocabulary(request.allowed_token_ids or [], vocab_size, "allowed_token_ids")
+    check_vocabulary(request.stop_token_ids, vocab_size, "stop_token_ids")
+    check_vocabulary([token_id for token_id, _ in request.logit_bias], vocab_size, "logit_bias")
+    if request.priority != 0 and model.scheduling_policy != "priority":
+        raise RequestError(
+            f"priority is {request.priority}; this server ignores priorities, so it must be 0 "
+            "(start it with --scheduling-policy priority)",
+            param="priority",
+        )
+    allowed = request.allowed_token_ids
+    eos = eos_token_ids(tuple(context.tokenizer.eos_token_ids), model.generation_config)
+    return SamplingParams(
+        temperature=temperature,
+        top_p=_or(request.top_p, defaults.top_p),
+        top_k=max(0, _or(request.top_k, defaults.top_k)),
+        min_p=_or(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        logit_bias=request.logit_bias,
+        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_words_token_ids=_encode_bad_words(request.bad_words, context.tokenizer),
+        min_tokens=request.min_tokens,
+        stop=request.stop,
+        stop_token_ids=tuple(dict.fromkeys(request.stop_token_ids)),
+        eos_token_ids=() if request.ignore_eos else eos,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        skip_special_tokens=request.skip_special_tokens,
+        spaces_between_special_tokens=request.spaces_between_special_tokens,
+    )
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    if min_tokens > max_tokens:
+        refuse("min_tokens", min_tokens, f"at most max_tokens, which is {max_tokens}")
+
+
+def check_logprobs(field: str, value: int | None, max_logprobs: int) -> None:
+    if value is not None and value > max_logprobs:
+        refuse(field, value, f"an integer from 0 to {max_logprobs}")
+
+
+def check_stream_fields(request: GenerationFields) -> None:
+    """Combinations with `stream` that have no meaning. Raises RequestError."""
+    if request.stream_options is not None and not request.stream:
+        raise RequestError(
+            "stream_options is given, but stream is false; leave it out", param="stream_options"
+        )
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs does not go with stream; set one of them only",
+            param="prompt_logprobs",
+        )
+
+
+def _encode_bad_words(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word at the start of a text and after a space."""
+    sequences = [
+        tuple(tokenizer.encode(text, add_special_tokens=False))
+        for word in words
+        for text in (word, " " + word.lstrip())
+    ]
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+
+def _or(value: _T | None, default: _T) -> _T:
+    return default if value is None else value

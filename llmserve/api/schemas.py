@@ -1,0 +1,279 @@
+"""Request bodies as typed objects: each field, its type, its range, what is refused by name.
+
+Null means absent. Unknown fields are tolerated. A field that would change the output and is not
+implemented is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llmserve.api.fields import (
+    INT64_MAX,
+    checked,
+    id_list,
+    integer,
+    real,
+    refuse,
+    refuse_unsupported,
+)
+from llmserve.api.messages import check_messages, check_tools
+
+MAX_STOP_STRINGS = 16
+MAX_CACHE_SALT_CHARS = 128
+MAX_N = 128
+
+# Accepted because clients send them; they change nothing here.
+NO_EFFECT_FIELDS = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("verbosity", "prediction", "modalities", "parallel_tool_calls", "include_reasoning"),
+        *("length_penalty", "reasoning_effort"),
+    }
+)
+
+
+def _stop(value: object, field: str) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+        refuse(field, value, f"a string or a list of up to {MAX_STOP_STRINGS} strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        refuse(field, value, f"a string or a list of up to {MAX_STOP_STRINGS} strings")
+    if "" in strings:
+        refuse(field, "", "free of empty strings")
+    return tuple(strings)
+
+
+def _logit_bias(value: object, field: str) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, dict):
+        refuse(field, value, "an object of token ids and numbers from -100 to 100")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not re.fullmatch(r"[0-9]{1,18}", key):
+            refuse(f"{field}: a key", key, "a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 100:
+            refuse(f"{field}[{key}]", bias, "a number from -100 to 100")
+        biases[int(key)] = float(bias)
+    return tuple(biases.items())
+
+
+def _bad_words(value: object, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(w, str) and w for w in value):
+        refuse(field, value, "a list of strings that are not empty")
+    return tuple(value)
+
+
+def _object(value: object, field: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        refuse(field, value, "an object")
+    return value
+
+
+def _documents(value: object, field: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(d, dict) for d in value):
+        refuse(field, value, "a list of objects")
+    return value
+
+
+def _response_format(value: object, field: str) -> None:
+    """Checks the form of any response_format; only `text` is served."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in (
+        *("text", "json_object", "json_schema", "structural_tag"),
+    ):
+        refuse(
+            f"{field}.type" if isinstance(value, dict) else field,
+            kind if isinstance(value, dict) else value,
+            "an object with the type text, json_object, json_schema or structural_tag",
+        )
+    if kind == "json_schema":
+        outer = value.get("json_schema")
+        if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict | bool):
+            refuse(f"{field}.json_schema.schema", None, "a JSON schema")
+    if kind != "text":
+        refuse_unsupported(field, f"the type {kind!r} needs constrained decoding; use 'text'")
+
+
+def _structured(value: object, field: str) -> None:
+    if isinstance(value, dict) and all(item is None for item in value.values()):
+        return
+    refuse_unsupported(field, "this server does no constrained decoding")
+
+
+def _must_be_off(value: object, field: str) -> None:
+    if value is not False:
+        refuse_unsupported(field, "only false is accepted")
+
+
+def _refused(value: object, field: str) -> None:
+    if value not in ("", [], {}):
+        refuse_unsupported(field, "leave it out")
+
+
+def _modalities(value: object, field: str) -> None:
+    if value != ["text"]:
+        refuse_unsupported(field, "this server writes text only")
+
+
+def _cache_salt(value: object, field: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_CACHE_SALT_CHARS:
+        refuse(field, value, f"a string of 1 to {MAX_CACHE_SALT_CHARS} characters")
+    return value
+
+
+def _request_id(value: object, field: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,128}", value):
+        refuse(field, value, "a string of 1 to 128 visible ASCII characters")
+    return value
+
+
+Refused = Annotated[None, checked(_refused)]
+Structured = Annotated[None, checked(_structured)]
+TokenIds = Annotated[list[int], checked(id_list)]
+MaxTokens = Annotated[int, integer(1)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(BaseModel):
+    """Fields that completions and chat share."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, real(0, 2)] | None = None
+    top_p: Annotated[float, real(0, 1, is_low_excluded=True)] | None = None
+    top_k: Annotated[int, integer(-1, requirement="-1 or 0 (off) or a positive integer")] | None = (
+        None
+    )
+    min_p: Annotated[float, real(0, 1)] | None = None
+    presence_penalty: Annotated[float, real(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, real(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, real(0, is_low_excluded=True)] | None = None
+    seed: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] | None = None
+    stop: Annotated[tuple[str, ...], checked(_stop)] = ()
+    stop_token_ids: TokenIds = []
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, integer(0)] = 0
+    include_stop_str_in_output: bool = False
+    n: Annotated[int, integer(1, MAX_N)] = 1
+    use_beam_search: Annotated[None, checked(_must_be_off)] = None
+    prompt_logprobs: Annotated[int, integer(0)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], checked(_logit_bias)] = ()
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[tuple[str, ...], checked(_bad_words)] = ()
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: (
+        Annotated[int, integer(-1, requirement="-1 (as many as fit) or a positive integer")] | None
+    ) = None
+    truncation_side: Literal["left", "right"] = "left"
+    priority: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] = 0
+    cache_salt: Annotated[str, checked(_cache_salt)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    request_id: Annotated[str, checked(_request_id)] | None = None
+
+    response_format: Annotated[None, checked(_response_format)] = None
+    structured_outputs: Structured = None
+    guided_json: Structured = None
+    guided_regex: Structured = None
+    guided_choice: Structured = None
+    guided_grammar: Structured = None
+    thinking_token_budget: Refused = None
+    logits_processors: Refused = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.stream_options
+        return options is not None and self.include_usage and bool(options.continuous_usage_stats)
+
+
+class CompletionRequest(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Any
+    max_tokens: Annotated[int, integer(0)] | None = None
+    logprobs: Annotated[int, integer(0)] | None = None
+    echo: bool = False
+    best_of: Annotated[int, integer(1, MAX_N)] | None = None
+    suffix: Refused = None
+    prompt_embeds: Refused = None
+    add_special_tokens: bool = True
+
+
+class TemplateFields(BaseModel):
+    """Fields that decide how a conversation becomes a prompt: chat and tokenize."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    add_generation_prompt: bool | None = None  # default: unless continue_final_message
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], checked(_object)] = {}
+    documents: Annotated[list[dict[str, Any]], checked(_documents)] | None = None
+    tools: Annotated[list[dict[str, Any]], checked(check_tools)] = []
+    reasoning_effort: str | None = None
+
+
+class ChatRequest(GenerationFields, TemplateFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], checked(check_messages)]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, integer(0)] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    add_special_tokens: bool = False
+    functions: Refused = None
+    function_call: Annotated[None, checked(_refused)] = None
+    audio: Refused = None
+    modalities: Annotated[None, checked(_modalities)] = None
+    web_search_options: Refused = None
+
+
+class TokenizeRequest(TemplateFields):
+    """POST /tokenize: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], checked(check_messages)] | None = None
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+def ignored_fields(model: type[BaseModel], body: dict[str, Any]) -> list[str]:
+    """Names in `body` that have no effect here, for the header X-Ignored-Params."""
+    names = {
+        name
+        for name, value in body.items()
+        if value is not None and (name in NO_EFFECT_FIELDS or name not in model.model_fields)
+    }
+    return sorted(name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name))

@@ -1,0 +1,101 @@
+"""Server-sent events: the only code that knows how a stream looks on the wire.
+
+One frame per event, `data: JSON` and a blank line; comments keep a silent stream alive; an error
+after the headers is an event of its own; `data: [DONE]` ends every stream.
+(WHATWG HTML, section "Server-sent events".)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from llmserve.api.error_body import describe, describe_bug
+from llmserve.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+_DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+
+
+def frame(event: Event) -> bytes:
+    """One event as bytes; JSON holds no raw newline, so one data line is enough."""
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+async def respond_with_events(
+    request: web.Request,
+    batches: AsyncGenerator[list[Event], None],
+    *,
+    request_id: str,
+    ping_interval_s: float,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    """Sends the headers at once, then each batch of events with one write, then [DONE].
+
+    A slow reader blocks in its own `write`. Errors of `batches` become an event. A connection
+    that breaks raises ConnectionError or cancels; `batches` is closed in any case.
+    """
+    response = web.StreamResponse(headers={**_HEADERS, **headers})
+    await response.prepare(request)
+    writer = _Writer(response)
+    pinger = asyncio.create_task(writer.ping(ping_interval_s)) if ping_interval_s else None
+    try:
+        async with contextlib.aclosing(batches):
+            async for events in batches:
+                await writer.write(b"".join(map(frame, events)))
+    except EngineError as error:
+        await writer.write(frame(describe(error)))
+    except ConnectionError:
+        raise
+    except Exception:
+        logger.exception("request %s failed in its stream", request_id)
+        await writer.write(frame(describe_bug(request_id)))
+    finally:
+        if pinger is not None:
+            pinger.cancel()
+    await writer.write(_DONE)
+    await response.write_eof()
+    return response
+
+
+class _Writer:
+    """Writes whole frames, and knows when the last one went out."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        self._response = response
+        self._clock = asyncio.get_running_loop().time
+        self._last_write = self._clock()
+        self._is_writing = False
+
+    async def write(self, data: bytes) -> None:
+        self._is_writing = True
+        await self._response.write(data)
+        self._is_writing = False
+        self._last_write = self._clock()
+
+    async def ping(self, interval_s: float) -> None:
+        """Writes a comment after each `interval_s` of silence, until cancelled."""
+        with contextlib.suppress(ConnectionError):  # the stream's own write reports that
+            while True:
+                silence = self._clock() - self._last_write
+                if silence < interval_s:
+                    await asyncio.sleep(interval_s - silence)
+                elif self._is_writing:
+                    await asyncio.sleep(interval_s)
+                else:
+                    await self.write(_PING)
