@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from llmserve import __version__
 from llmserve.api.app import ModelInfo, make_app
+from llmserve.api.runner import ApiRunner
 from llmserve.config import FrontendConfig, ServerConfig
 from llmserve.engine import AsyncEngine, Engine, EngineStats
 from llmserve.errors import StartupError
@@ -148,12 +150,7 @@ class Server:
     async def serve(self, listener: socket.socket) -> int:
         """Runs until a signal; returns the exit code."""
         engine = self._make_engine()
-        runner = web.AppRunner(
-            self._make_app(engine),
-            handler_cancellation=True,  # a client that leaves ends its request
-            access_log=None,
-            shutdown_timeout=5.0,
-        )
+        runner = ApiRunner(self._make_app(engine))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -185,6 +182,13 @@ class Server:
             max_model_len=loaded.max_model_len,
             prefix=config.frontend.metrics_prefix,
         )
+        stats.describe_cache(
+            {
+                **dataclasses.asdict(config.cache),
+                "cache_dtype": loaded.kv_spec.dtype,
+                "num_gpu_blocks": loaded.num_blocks,
+            }
+        )
         scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -208,6 +212,8 @@ class Server:
             max_model_len=self._loaded.max_model_len,
             vocab_size=self._loaded.vocab_size,
             generation_config=self._files.generation_config,
+            root=str(self._files.path),
+            scheduling_policy=self._config.scheduler.scheduling_policy,
         )
         return make_app(engine, self._tokenizer, template, self._config.frontend, info)
 

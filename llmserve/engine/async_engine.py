@@ -103,6 +103,11 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
+        stats.watch(
+            num_running=lambda: engine.num_running,
+            num_waiting=lambda: engine.num_waiting + sum(request.n for request, _, _ in self._new),
+            kv_cache_usage=lambda: engine.kv_cache_usage,
+        )
 
     @property
     def num_unfinished(self) -> int:

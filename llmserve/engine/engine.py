@@ -93,6 +93,21 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
+    @property
+    def num_running(self) -> int:
+        """Sequences in the running batch."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait to be scheduled."""
+        return self._scheduler.num_waiting
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of KV cache blocks in use, 0 to 1."""
+        return self._scheduler.kv_cache_usage
+
     def add(self, request: GenerationRequest, sink: Sink, arrival: float) -> None:
         """Queues a request: one sequence per choice."""
         state = RequestState(request.request_id, sink, {})
