@@ -24,8 +24,8 @@ from llmserve.errors import AuthenticationError, EngineError, RequestError
 
 logger = logging.getLogger(__name__)
 
+REQUEST_ID = web.RequestKey("request_id", str)
 
-REQUEST_ID = "request_id"  # key of the request's id in web.Request
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 _OPEN_PATHS = frozenset({"/health", "/ping"})  # probes carry no key
@@ -131,6 +131,7 @@ def make_prepare_hook(
     """Headers of every response, set when it is prepared so that streams have them too."""
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "llmserve"
         if REQUEST_ID in request:
             response.headers["X-Request-Id"] = request[REQUEST_ID]
         origin = request.headers.get("Origin")
