@@ -60,7 +60,7 @@ class Row {
       : vocab_size_(vocab_size),
         num_chunks_((vocab_size + kChunk - 1) / kChunk),
         passes_(passes()),
-        maxima_(num_chunks_),
+        maxima_((num_chunks_ + kChunk - 1) / kChunk * kChunk, -kInfinity),
         sums_(num_chunks_),
         mass_(2 * kNumBins) {}
 
@@ -138,21 +138,22 @@ class Row {
     return (c + 1) * kChunk <= vocab_size_ ? logits_ + c * kChunk : last_chunk_;
   }
 
+  float inv_temperature() const { return static_cast<float>(1 / temperature_); }
+
   int64_t chunk_end(int64_t c) const { return std::min((c + 1) * kChunk, vocab_size_); }
 
   // Weights of a chunk's kept tokens, relative to the row's maximum; returns their sum.
   double chunk_weights(int64_t c, const Kept& kept, float* weights) const {
     const float* logits = chunk(c);
-    const float inv_temperature = static_cast<float>(1 / temperature_);
     const int64_t num_ties_kept = kept.last_tie_id - c * kChunk + 1;
     if (num_ties_kept >= kChunk) {
-      return passes_.chunk_weights(logits, max_, inv_temperature, kept.threshold, weights);
+      return passes_.chunk_weights(logits, max_, inv_temperature(), kept.threshold, weights);
     }
     float without_ties[kChunk];
     std::copy_n(logits, kChunk, without_ties);
     std::replace(without_ties + std::max<int64_t>(num_ties_kept, 0), without_ties + kChunk,
                  kept.threshold, -kInfinity);
-    return passes_.chunk_weights(without_ties, max_, inv_temperature, kept.threshold, weights);
+    return passes_.chunk_weights(without_ties, max_, inv_temperature(), kept.threshold, weights);
   }
 
   // Fills sums_ and returns the total.
@@ -230,12 +231,17 @@ class Row {
     // Tokens further below the maximum than this hold less than 1 - top_p in all: were all of the
     // vocabulary there, it would be (1 - top_p) / e of the total.
     const double depth = std::log(static_cast<double>(vocab_size_) / ((1 - top_p) * total)) + 1;
-    const float bottom = std::max(floor, static_cast<float>(max_ - temperature_ * depth));
-    fill_bins(bottom);
+    float bottom = std::max(floor, static_cast<float>(max_ - temperature_ * depth));
+    bottom = raise_bottom(bottom, wanted);
+    clear_bins();
+    float weights[kChunk];
+    for (int64_t c = 0; c < num_chunks_; ++c) {
+      if (maxima_[c] < bottom) continue;
+      chunk_weights(c, {bottom, kNoTieCut}, weights);
+      add_to_bins(chunk(c), weights, bottom);
+    }
     double mass = 0;
-    int32_t bin = 0;
-    while (bin < kNumBins - 1 && mass + bin_mass(bin) < wanted) mass += bin_mass(bin++);
-
+    const int32_t bin = find_bin(wanted, &mass);
     gather_bin(bin, bottom);
     std::sort(candidates_.begin(), candidates_.end(), is_better);
     size_t num_kept = 0;
@@ -245,32 +251,55 @@ class Row {
     return {last.logit, last.token_id};
   }
 
-  // Bins of the logits of a chunk, from 0 at the maximum to kNumBins - 1 at bottom and below.
-  void find_bins(int64_t c, float bottom, int32_t* bins) const {
-    const float* logits = chunk(c);
-    const float scale = bottom < max_ ? (kNumBins - 1) / (max_ - bottom) : 1;
+  // A higher logit above which there still is the wanted mass. The chunks' maxima are a sample of
+  // the vocabulary that has nearly all of the best tokens: where they alone hold the mass, it is
+  // enough to look as far down as they reach.
+  float raise_bottom(float bottom, double wanted) {
+    clear_bins();
+    float weights[kChunk];
+    for (size_t i = 0; i < maxima_.size(); i += kChunk) {
+      passes_.chunk_weights(&maxima_[i], max_, inv_temperature(), bottom, weights);
+      add_to_bins(&maxima_[i], weights, bottom);
+    }
+    double mass = 0;
+    const int32_t bin = find_bin(wanted, &mass);
+    if (mass + bin_mass(bin) < wanted) return bottom;
+    // One bin more than needed, for rounding.
+    return std::max(bottom, max_ - static_cast<float>(bin + 2) / bins_per_logit(bottom));
+  }
+
+  float bins_per_logit(float bottom) const {
+    return bottom < max_ ? (kNumBins - 1) / (max_ - bottom) : 1;
+  }
+
+  // Bins of kChunk logits, from 0 at the maximum to kNumBins - 1 at bottom and below.
+  void find_bins(const float* logits, float bottom, int32_t* bins) const {
+    const float scale = bins_per_logit(bottom);
     for (int64_t i = 0; i < kChunk; ++i) {
       const float bin = (max_ - logits[i]) * scale;
       bins[i] = static_cast<int32_t>(bin < kNumBins - 1 ? bin : kNumBins - 1);
     }
   }
 
+  void clear_bins() { std::fill(mass_.begin(), mass_.end(), 0.0); }
+
   // Two sums per bin, by turns: adding to one place over and over waits for the addition before.
+  void add_to_bins(const float* logits, const float* weights, float bottom) {
+    int32_t bins[kChunk];
+    find_bins(logits, bottom, bins);
+    for (int64_t i = 0; i < kChunk; i += 2) {
+      mass_[bins[i]] += weights[i];
+      mass_[kNumBins + bins[i + 1]] += weights[i + 1];
+    }
+  }
+
   double bin_mass(int32_t bin) const { return mass_[bin] + mass_[kNumBins + bin]; }
 
-  void fill_bins(float bottom) {
-    float weights[kChunk];
-    int32_t bins[kChunk];
-    std::fill(mass_.begin(), mass_.end(), 0.0);
-    for (int64_t c = 0; c < num_chunks_; ++c) {
-      if (maxima_[c] < bottom) continue;
-      chunk_weights(c, {bottom, kNoTieCut}, weights);
-      find_bins(c, bottom, bins);
-      for (int64_t i = 0; i < kChunk; i += 2) {
-        mass_[bins[i]] += weights[i];
-        mass_[kNumBins + bins[i + 1]] += weights[i + 1];
-      }
-    }
+  // The bin in which the mass, summed from bin 0, reaches `wanted`; *before is the sum before it.
+  int32_t find_bin(double wanted, double* before) const {
+    int32_t bin = 0;
+    while (bin < kNumBins - 1 && *before + bin_mass(bin) < wanted) *before += bin_mass(bin++);
+    return bin;
   }
 
   void gather_bin(int32_t bin, float bottom) {
@@ -279,7 +308,7 @@ class Row {
     candidates_.clear();
     for (int64_t c = 0; c < num_chunks_; ++c) {
       if (maxima_[c] < bottom) continue;
-      find_bins(c, bottom, bins);
+      find_bins(chunk(c), bottom, bins);
       int32_t num_found = 0;
       for (int64_t i = 0; i < kChunk; ++i) num_found += bins[i] == bin;
       if (num_found == 0) continue;
@@ -298,7 +327,7 @@ class Row {
   float max_ = 0;
   double temperature_ = 1;
   float last_chunk_[kChunk];
-  std::vector<float> maxima_;
+  std::vector<float> maxima_;  // of each chunk, then -inf up to a full chunk of them
   std::vector<float> sorted_maxima_;
   std::vector<double> sums_;
   std::vector<double> mass_;

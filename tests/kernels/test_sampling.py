@@ -146,6 +146,18 @@ def test_kept_tokens_are_those_of_the_rules(
         assert result["token_id"] in kept
 
 
+@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9, 0.99])
+def test_top_p_finds_the_nucleus_of_a_long_tailed_row(backend: Backend, top_p: float) -> None:
+    ranked = -1.5 * np.log(np.arange(1, 20_001))
+    row = np.random.default_rng(2).permutation(ranked).astype(np.float32)
+
+    sampled = backend.sample_rows(row[None], make_params(1, top_p=top_p))[0]
+
+    kept = kept_ids(row, sampled)
+    rules = {"temperature": 1.0, "min_p": 0.0, "top_k": 0, "top_p": top_p}
+    assert oracle(row, slack=-1e-7, **rules) <= kept <= oracle(row, slack=1e-7, **rules)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 @settings(max_examples=80, deadline=None)
 @given(

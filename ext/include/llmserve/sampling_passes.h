@@ -11,7 +11,8 @@ namespace llmserve {
 constexpr int64_t kChunk = 64;
 
 struct SamplingPasses {
-  // Maximum of each of num_chunks full chunks, NaN left out. Returns whether there was a NaN or +inf.
+  // Maximum of each of num_chunks full chunks, NaN left out. Returns whether there was a NaN or a
+  // +inf.
   bool (*chunk_maxima)(const float* logits, int64_t num_chunks, float* maxima);
   // weights[i] = exp((logits[i] - max) * inv_temperature) where logits[i] >= threshold, else 0, for
   // one full chunk. Zero below about 1e-38. Returns their sum.
