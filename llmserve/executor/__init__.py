@@ -1,0 +1,5 @@
+"""Where a step runs."""
+
+from llmserve.executor.uniproc import UniprocExecutor
+
+__all__ = ["UniprocExecutor"]

@@ -1,0 +1,25 @@
+"""Parts of a decoder: shapes in, shapes out, thin over llmserve.kernels.
+
+A layer holds weights and no state of a request. Activations are float32.
+"""
+
+from llmserve.layers.attention import Attention, AttentionInputs, AttentionShape
+from llmserve.layers.embedding import Embedding
+from llmserve.layers.linear import Linear
+from llmserve.layers.mlp import MLP
+from llmserve.layers.norm import AddNorm, RMSNorm
+from llmserve.layers.rotary import RopeConfig, RopeKind, RotaryTable
+
+__all__ = [
+    "AddNorm",
+    "Attention",
+    "AttentionInputs",
+    "AttentionShape",
+    "Embedding",
+    "Linear",
+    "MLP",
+    "RMSNorm",
+    "RopeConfig",
+    "RopeKind",
+    "RotaryTable",
+]

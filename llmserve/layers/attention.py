@@ -1,0 +1,107 @@
+"""Self-attention over a paged KV cache (Kwon et al. 2023, arXiv 2309.06180)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llmserve import kernels
+from llmserve.layers.linear import Linear
+from llmserve.layers.norm import RMSNorm
+from llmserve.layers.rotary import RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What attention needs to know of a step; the same for all layers of a KV cache group."""
+
+    positions: torch.Tensor  # int64 [num_tokens]
+    slot_mapping: torch.Tensor  # int64 [num_tokens], where this step's K and V go
+    block_tables: torch.Tensor  # int32 [num_seqs, max_blocks]
+    seq_lens: torch.Tensor  # int32 [num_seqs], tokens of the context, this step's included
+    cu_seqlens_q: torch.Tensor  # int32 [num_seqs + 1], where each sequence's tokens begin
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes and constants of one layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    logit_softcap: float | None = None
+
+
+class Attention:
+    """Projections, optional norms of q and k, rotary embedding, attention, output projection.
+
+    `qk_norm_per_head`: the norms run over each head (Qwen 3, Gemma 3), else over all heads of a
+    token at once (OLMo 2). `rotary` is None in layers without positions.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        qkv: Linear,
+        output: Linear,
+        rotary: RotaryTable | None,
+        qk_norms: tuple[RMSNorm, RMSNorm] | None = None,
+        *,
+        qk_norm_per_head: bool = True,
+    ) -> None:
+        self._shape = shape
+        self._qkv = qkv
+        self._output = output
+        self._rotary = rotary
+        self._qk_norms = qk_norms
+        self._qk_norm_per_head = qk_norm_per_head
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        inputs: AttentionInputs,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """x: float32 [num_tokens, hidden_size]; returns the same shape.
+
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; this step's K and V
+        are written to them first.
+        """
+        q, k, v = self._project(x)
+        if self._rotary is not None:
+            self._rotary.rotate(q, k, inputs.positions)
+        kernels.write_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
+        attended = kernels.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            inputs.block_tables,
+            inputs.seq_lens,
+            inputs.cu_seqlens_q,
+            scale=self._shape.scale,
+            sliding_window=self._shape.sliding_window,
+            logit_softcap=self._shape.logit_softcap,
+        )
+        return self._output(attended)
+
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q float32 [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
+        shape = self._shape
+        qkv = self._qkv(x)
+        num_q, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        q, k, v = qkv[:, :num_q], qkv[:, num_q : num_q + num_kv], qkv[:, num_q + num_kv :]
+        if self._qk_norms is not None and not self._qk_norm_per_head:
+            q_norm, k_norm = self._qk_norms
+            q, k = q_norm(q), k_norm(k)
+        q = q.view(-1, shape.num_heads, shape.head_dim)
+        k = k.view(-1, shape.num_kv_heads, shape.head_dim)
+        v = v.view(-1, shape.num_kv_heads, shape.head_dim)
+        if self._qk_norms is not None and self._qk_norm_per_head:
+            q_norm, k_norm = self._qk_norms
+            q_norm(q, out=q)
+            k_norm(k, out=k)
+        return q, k, v

@@ -1,0 +1,49 @@
+"""A linear layer over one or several stored matrices.
+
+Files that keep q, k and v (or gate and up) apart stay as they are: joining them would copy a mapped
+file into memory. Their products land side by side in one buffer instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llmserve import kernels
+from llmserve.kernels import Weight
+
+
+class Linear:
+    """y = x @ weight.T + bias, where `weight` is its parts stacked row-wise.
+
+    biases: float32 [num_rows] of the part, or None, one per part.
+    """
+
+    def __init__(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None] | None = None
+    ) -> None:
+        self._parts = list(zip(weights, biases or [None] * len(weights), strict=True))
+        self.num_cols = weights[0].num_cols
+        self.num_rows = sum(weight.num_rows for weight in weights)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: float32 [num_tokens, num_cols]; returns float32 [num_tokens, num_rows]."""
+        if len(self._parts) == 1:
+            weight, bias = self._parts[0]
+            return kernels.linear(x, weight, bias)
+        out = torch.empty(x.shape[0], self.num_rows)
+        begin = 0
+        for weight, bias in self._parts:
+            part = out[:, begin : begin + weight.num_rows]
+            # The kernel writes contiguous rows: those of a part are, if there is only one.
+            if part.is_contiguous():
+                kernels.linear(x, weight, bias, part)
+            else:
+                part.copy_(kernels.linear(x, weight, bias))
+            begin += weight.num_rows
+        return out
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.data.numel() for weight, _ in self._parts)

@@ -1,0 +1,57 @@
+"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+
+from llmserve import kernels
+
+
+class RMSNorm:
+    """y = x / rms(x) * (weight_offset + weight), over the last dimension.
+
+    weight: float32 [size]. Gemma stores weights around 0 and uses weight_offset 1.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._weight_offset = weight_offset
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: float32 [..., size], rows may be strided; returns `out` or a new tensor."""
+        return kernels.rms_norm(
+            x, self._weight, self._eps, weight_offset=self._weight_offset, out=out
+        )
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual += x in place; returns the norm of the sum. Both float32 [num_tokens, size]."""
+        return kernels.add_rms_norm(
+            x, residual, self._weight, self._eps, weight_offset=self._weight_offset
+        )
+
+
+class AddNorm:
+    """One step of the residual stream: normalise what a block gave, add it, normalise the sum.
+
+    Either norm may be absent: Llama has `pre` only (before the next block), OLMo 2 `post` only
+    (after the last block), Gemma 2 and 3 have both. `scale` multiplies what is added (Granite).
+    """
+
+    def __init__(self, post: RMSNorm | None, pre: RMSNorm | None, scale: float = 1.0) -> None:
+        self._post = post
+        self._pre = pre
+        self._scale = scale
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x, residual: float32 [num_tokens, hidden_size]; adds to `residual` in place.
+
+        Returns the input of the next block. It may be `residual` itself: read it only.
+        """
+        if self._post is not None:
+            x = self._post(x)
+        if self._scale != 1.0:
+            x.mul_(self._scale)
+        if self._pre is not None:
+            return self._pre.add(x, residual)
+        return residual.add_(x)

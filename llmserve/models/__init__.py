@@ -1,0 +1,17 @@
+"""Decoders: configuration, weights, forward pass. Knows no requests."""
+
+from llmserve.models.config import DecoderConfig, LayerConfig
+from llmserve.models.decoder import Decoder, ForwardBatch, LayerCache
+from llmserve.models.loader import build_decoder, read_model
+from llmserve.models.weights import Weights
+
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "ForwardBatch",
+    "LayerCache",
+    "LayerConfig",
+    "Weights",
+    "build_decoder",
+    "read_model",
+]

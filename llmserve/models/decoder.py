@@ -1,0 +1,107 @@
+"""The decoder: one class for every supported architecture.
+
+What differs between them is which parts a layer has; `loader.py` decides that. A row of the result
+has the same bits whatever else is in the batch: all sums are in kernels whose order depends on the
+row alone, and what is left is element-wise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from llmserve import kernels
+from llmserve.layers import MLP, AddNorm, Attention, AttentionInputs, Embedding, Linear, RotaryTable
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The tokens of a step, flat, sequence after sequence."""
+
+    token_ids: torch.Tensor  # int64 [num_tokens]
+    groups: tuple[AttentionInputs, ...]  # one per KV cache group
+    max_seq_len: int
+
+
+class LayerCache(NamedTuple):
+    """Where a layer keeps K and V: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    group_id: int
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class DecoderLayer:
+    """Attention and feed-forward block, each followed by a step of the residual stream."""
+
+    def __init__(
+        self, attention: Attention, after_attention: AddNorm, mlp: MLP, after_mlp: AddNorm
+    ) -> None:
+        self._attention = attention
+        self._after_attention = after_attention
+        self._mlp = mlp
+        self._after_mlp = after_mlp
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        inputs: AttentionInputs,
+        cache: LayerCache,
+    ) -> torch.Tensor:
+        """x: this layer's normalised input; returns the next one's. `residual` grows in place."""
+        x = self._attention(x, inputs, cache.k, cache.v)
+        x = self._after_attention(x, residual)
+        return self._after_mlp(self._mlp(x), residual)
+
+
+class Decoder:
+    """A decoder-only transformer. Holds weights; the KV cache comes with each call."""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        first_norm: Callable[[torch.Tensor], torch.Tensor] | None,
+        layers: Sequence[DecoderLayer],
+        output: Linear,
+        rotary_tables: Sequence[RotaryTable],
+        *,
+        logit_scale: float = 1.0,
+        logit_softcap: float | None = None,
+    ) -> None:
+        self.layers = list(layers)
+        self.vocab_size = output.num_rows
+        self._embedding = embedding
+        self._first_norm = first_norm
+        self._output = output
+        self._rotary_tables = rotary_tables
+        self._logit_scale = logit_scale
+        self._logit_softcap = logit_softcap
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Normalised hidden states, float32 [num_tokens, hidden_size].
+
+        caches: one per layer. K and V of the batch's tokens are written to them.
+        """
+        for table in self._rotary_tables:
+            table.reserve(batch.max_seq_len)
+        residual = self._embedding(batch.token_ids)
+        x = residual if self._first_norm is None else self._first_norm(residual)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, residual, batch.groups[cache.group_id], cache)
+        return x
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of forward's result, contiguous [n, hidden_size].
+
+        Returns float32 [n, vocab_size], which the caller owns.
+        """
+        logits = self._output(hidden)
+        if self._logit_scale != 1.0:
+            logits.mul_(self._logit_scale)
+        if self._logit_softcap is not None:
+            kernels.softcap(logits, self._logit_softcap)
+        return logits

@@ -1,0 +1,192 @@
+"""Builds a decoder from its configuration and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llmserve.errors import StartupError
+from llmserve.files.model import ModelFiles
+from llmserve.kernels import Weight
+from llmserve.layers import (
+    MLP,
+    AddNorm,
+    Attention,
+    AttentionShape,
+    Embedding,
+    Linear,
+    RMSNorm,
+    RopeConfig,
+    RotaryTable,
+)
+from llmserve.models.config import DecoderConfig, LayerConfig, QKNorm
+from llmserve.models.decoder import Decoder, DecoderLayer
+from llmserve.models.gguf_config import read_gguf_config
+from llmserve.models.hf_config import read_hf_config
+from llmserve.models.weights import CheckpointWeights, DummyWeights, Weights
+
+
+def read_model(
+    files: ModelFiles, *, dtype: str, load_format: str, seed: int
+) -> tuple[DecoderConfig, Weights]:
+    """The model's configuration and its weights, opened but not read.
+
+    dtype, load_format, seed: as the settings of the same name. Raises StartupError.
+    """
+    if files.gguf is not None:
+        config = read_gguf_config(files.gguf)
+        return config, CheckpointWeights.from_gguf(files.gguf, config, dtype)
+    config = read_hf_config(files.config)
+    if load_format == "dummy":
+        return config, DummyWeights(config, _dummy_dtype(files, dtype), seed)
+    if files.safetensors is None:
+        raise StartupError(f"{files.path} holds no weights")
+    return config, CheckpointWeights.from_safetensors(files.safetensors, config, dtype)
+
+
+def _dummy_dtype(files: ModelFiles, dtype: str) -> str:
+    if dtype != "auto":
+        return dtype
+    named = files.config.get("dtype", files.config.get("torch_dtype"))
+    return named if named in ("float32", "float16", "bfloat16") else "float32"
+
+
+def build_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) -> Decoder:
+    """Raises StartupError for missing, extra or wrongly shaped tensors.
+
+    max_model_len: no position reaches it; see layers/rotary.py for what depends on it.
+    """
+    builder = _Builder(config, weights, max_model_len)
+    decoder = builder.decoder()
+    weights.check_all_used()
+    return decoder
+
+
+class _Builder:
+    def __init__(self, config: DecoderConfig, weights: Weights, max_model_len: int) -> None:
+        self._config = config
+        self._weights = weights
+        ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+        self._tables: dict[RopeConfig, RotaryTable] = {
+            rope: RotaryTable(rope, max_model_len) for rope in ropes
+        }
+
+    def decoder(self) -> Decoder:
+        config = self._config
+        matrix = self._weights.matrix("embedding", config.vocab_size, config.hidden_size)
+        embedding = Embedding(matrix, config.embedding_scale)
+        return Decoder(
+            embedding,
+            self._input_norm(0),
+            [self._layer(index, layer) for index, layer in enumerate(config.layers)],
+            Linear([self._output_matrix(matrix)]),
+            list(self._tables.values()),
+            logit_scale=config.logit_scale,
+            logit_softcap=config.logit_softcap,
+        )
+
+    def _output_matrix(self, embedding: Weight) -> Weight:
+        if self._config.is_tied:
+            return embedding
+        return self._weights.matrix("output", embedding.num_rows, embedding.num_cols)
+
+    def _layer(self, index: int, layer: LayerConfig) -> DecoderLayer:
+        config = self._config
+        after_attention = AddNorm(
+            self._post_norm("attention_post_norm", index),
+            self._pre_norm("mlp_pre_norm", index),
+            config.residual_scale,
+        )
+        after_mlp = AddNorm(
+            self._post_norm("mlp_post_norm", index),
+            self._input_norm(index + 1),
+            config.residual_scale,
+        )
+        return DecoderLayer(
+            self._attention(index, layer), after_attention, self._mlp(index), after_mlp
+        )
+
+    def _attention(self, index: int, layer: LayerConfig) -> Attention:
+        config = self._config
+        num_q = config.num_heads * config.head_dim
+        num_kv = config.num_kv_heads * config.head_dim
+        qkv = self._fused(
+            "qkv", ("q", "k", "v"), (num_q, num_kv, num_kv), index, config.has_qkv_bias
+        )
+        output = self._linear("o", config.hidden_size, num_q, index, config.has_output_bias)
+        kind = config.traits.qk_norm
+        norms = None
+        if kind is not QKNorm.NONE:
+            is_per_head = kind is QKNorm.PER_HEAD
+            norms = (
+                self._norm("q_norm", config.head_dim if is_per_head else num_q, index),
+                self._norm("k_norm", config.head_dim if is_per_head else num_kv, index),
+            )
+        shape = AttentionShape(
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.attention_scale,
+            layer.sliding_window,
+            config.attention_softcap,
+        )
+        rotary = None if layer.rope is None else self._tables[layer.rope]
+        return Attention(
+            shape, qkv, output, rotary, norms, qk_norm_per_head=kind is QKNorm.PER_HEAD
+        )
+
+    def _mlp(self, index: int) -> MLP:
+        config = self._config
+        size = config.intermediate_size
+        gate_up = self._fused("gate_up", ("gate", "up"), (size, size), index, config.has_mlp_bias)
+        down = self._linear("down", config.hidden_size, size, index, config.has_mlp_bias)
+        return MLP(gate_up, down, config.activation)
+
+    def _fused(
+        self,
+        fused: str,
+        parts: Sequence[str],
+        sizes: Sequence[int],
+        index: int,
+        has_bias: bool,
+    ) -> Linear:
+        """One matrix where the checkpoint has one, else a Linear of several."""
+        if self._weights.has(fused, index):
+            return self._linear(fused, sum(sizes), self._config.hidden_size, index, has_bias)
+        weights = [
+            self._weights.matrix(part, size, self._config.hidden_size, index)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        biases: list[torch.Tensor | None] = [
+            self._weights.bias(part, size, index) if has_bias else None
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        return Linear(weights, biases)
+
+    def _linear(
+        self, parameter: str, num_rows: int, num_cols: int, index: int, has_bias: bool
+    ) -> Linear:
+        weight = self._weights.matrix(parameter, num_rows, num_cols, index)
+        bias = self._weights.bias(parameter, num_rows, index) if has_bias else None
+        return Linear([weight], [bias])
+
+    def _input_norm(self, index: int) -> RMSNorm | None:
+        """The norm before layer `index`; after the last layer, the final norm."""
+        if index == self._config.num_layers:
+            return self._norm("final_norm", self._config.hidden_size)
+        return self._pre_norm("attention_pre_norm", index)
+
+    def _pre_norm(self, parameter: str, index: int) -> RMSNorm | None:
+        if not self._config.traits.has_pre_norm:
+            return None
+        return self._norm(parameter, self._config.hidden_size, index)
+
+    def _post_norm(self, parameter: str, index: int) -> RMSNorm | None:
+        if not self._config.traits.has_post_norm:
+            return None
+        return self._norm(parameter, self._config.hidden_size, index)
+
+    def _norm(self, parameter: str, size: int, index: int | None = None) -> RMSNorm:
+        weight = self._weights.norm(parameter, size, index)
+        return RMSNorm(weight, self._config.norm_eps, self._config.norm_weight_offset)

@@ -1,0 +1,222 @@
+"""Weights by the decoder's parameter names, from a checkpoint or from a seed.
+
+Matrices stay in the type and in the mapped file that hold them; vectors become float32. A tensor
+that is missing, has another shape or is not used is a StartupError that names it.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmserve.errors import StartupError
+from llmserve.files.gguf import GGUFFile, GGUFTensor
+from llmserve.files.safetensors import SafetensorsFiles, TensorInfo
+from llmserve.kernels import GGMLType, Weight
+from llmserve.models.config import DecoderConfig
+from llmserve.models.names import NameMap, gguf_names, hf_names
+
+_SAFETENSORS_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+_TORCH_TYPES = {
+    GGMLType.F32: torch.float32,
+    GGMLType.F16: torch.float16,
+    GGMLType.BF16: torch.bfloat16,
+}
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DUMMY_STD = 0.02
+
+
+class Weights(Protocol):
+    """Where a decoder gets its parameters. `layer` is None for those outside layers."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """The cache type that fits the weights: float32, bfloat16, or float16 for all others."""
+        ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def has(self, parameter: str, layer: int | None = None) -> bool: ...
+
+    def matrix(
+        self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
+    ) -> Weight: ...
+
+    def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        """float32 [size]."""
+        ...
+
+    def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        """float32 [size]."""
+        ...
+
+    def check_all_used(self) -> None:
+        """Raises StartupError if the checkpoint holds what no parameter asked for."""
+        ...
+
+
+class CheckpointWeights:
+    """Weights of an opened GGUF file or safetensors folder."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, GGUFTensor] | Mapping[str, TensorInfo],
+        data: Callable[[str], npt.NDArray[np.uint8]],
+        names: NameMap,
+        dtype: str = "auto",
+    ) -> None:
+        """dtype: of matrices that are not quantised; "auto" keeps theirs."""
+        self._tensors: Mapping[str, Any] = tensors
+        self._data = data
+        self._names = names
+        self._dtype = _DTYPES.get(dtype)
+        self._used: set[str] = set()
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile, config: DecoderConfig, dtype: str) -> CheckpointWeights:
+        return cls(file.tensors, file.data, gguf_names(config), dtype)
+
+    @classmethod
+    def from_safetensors(
+        cls, files: SafetensorsFiles, config: DecoderConfig, dtype: str
+    ) -> CheckpointWeights:
+        return cls(files.tensors, files.data, hf_names(config, files.tensors), dtype)
+
+    @property
+    def kv_dtype(self) -> str:
+        types = {self._type(name) for name in self._tensors if len(self._shape(name)) == 2}
+        if any(kind.is_quantized for kind in types):
+            return "float16"
+        stored = {_TORCH_TYPES[kind] for kind in types}
+        if self._dtype is not None:
+            stored = {self._dtype}
+        for name in ("float32", "bfloat16"):
+            if stored == {_DTYPES[name]}:
+                return name
+        return "float16"
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self._tensors.values())
+
+    def has(self, parameter: str, layer: int | None = None) -> bool:
+        return self._names.name(parameter, layer) + ".weight" in self._tensors
+
+    def matrix(
+        self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
+    ) -> Weight:
+        name = self._take(parameter, layer, ".weight", (num_rows, num_cols))
+        kind = self._type(name)
+        try:
+            raw = _tensor(self._data(name)).view(num_rows, kind.row_bytes(num_cols))
+        except ValueError as error:
+            raise StartupError(f"tensor {name}: {error}") from error
+        if kind.is_quantized or self._dtype in (None, _TORCH_TYPES[kind]):
+            return Weight(raw, kind, num_rows, num_cols)
+        values = _floats(raw, kind).view(num_rows, num_cols)
+        return Weight.from_tensor(values.to(self._dtype))
+
+    def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        return self._vector(self._take(parameter, layer, ".weight", (size,)))
+
+    def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        return self._vector(self._take(parameter, layer, ".bias", (size,)))
+
+    def check_all_used(self) -> None:
+        extra = [
+            name
+            for name in self._tensors
+            if name not in self._used and not self._names.is_ignored(name)
+        ]
+        if extra:
+            shape = tuple(self._shape(extra[0]))
+            raise StartupError(
+                f"the checkpoint holds {len(extra)} tensors that this architecture does not have, "
+                f"such as {extra[0]} of shape {shape}"
+            )
+
+    def _take(self, parameter: str, layer: int | None, suffix: str, shape: tuple[int, ...]) -> str:
+        name = self._names.name(parameter, layer) + suffix
+        if name not in self._tensors:
+            raise StartupError(f"tensor {name} is missing; the model needs it with shape {shape}")
+        found = tuple(self._shape(name))
+        if found != shape:
+            raise StartupError(f"tensor {name} has shape {found}; the model needs {shape}")
+        self._used.add(name)
+        return name
+
+    def _vector(self, name: str) -> torch.Tensor:
+        kind = self._type(name)
+        if kind.is_quantized:
+            raise StartupError(f"tensor {name} is of type {kind.name}; a vector must be of floats")
+        return _floats(_tensor(self._data(name)), kind).to(torch.float32)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._tensors[name].shape
+        return shape
+
+    def _type(self, name: str) -> GGMLType:
+        tensor = self._tensors[name]
+        if isinstance(tensor, GGUFTensor):
+            return tensor.ggml_type
+        if tensor.dtype not in _SAFETENSORS_TYPES:
+            raise StartupError(
+                f"tensor {name} is of type {tensor.dtype}; supported are "
+                f"{', '.join(_SAFETENSORS_TYPES)}"
+            )
+        return _SAFETENSORS_TYPES[tensor.dtype]
+
+
+class DummyWeights:
+    """Random weights from a seed: each parameter's depend on the seed and its name alone."""
+
+    def __init__(self, config: DecoderConfig, dtype: str, seed: int) -> None:
+        self._config = config
+        self._dtype = _DTYPES[dtype]
+        self.kv_dtype = dtype
+        self._seed = seed
+        self.num_bytes = 0
+
+    def has(self, parameter: str, layer: int | None = None) -> bool:
+        return parameter not in ("qkv", "gate_up")
+
+    def matrix(
+        self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
+    ) -> Weight:
+        values = self._normal(f"{parameter} {layer}", num_rows, num_cols)
+        weight = Weight.from_tensor(values.to(self._dtype))
+        self.num_bytes += weight.data.numel()
+        return weight
+
+    def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        return torch.full((size,), 1.0 - self._config.norm_weight_offset)
+
+    def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
+        return self._normal(f"{parameter} bias {layer}", size)
+
+    def check_all_used(self) -> None:
+        """Nothing is stored, so nothing is left over."""
+
+    def _normal(self, name: str, *shape: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def _tensor(view: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """uint8 [num_bytes] over the same memory."""
+    with warnings.catch_warnings():
+        # torch has no read-only tensors and says so; no kernel writes to a weight.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(view.reshape(-1))
+
+
+def _floats(raw: torch.Tensor, kind: GGMLType) -> torch.Tensor:
+    """The values of stored floats, as a copy: files need not align them."""
+    return raw.reshape(-1).clone().view(_TORCH_TYPES[kind])

@@ -1,0 +1,127 @@
+"""Rows of the sequences that the runner holds, and from a plan to the tensors of a forward pass.
+
+A row keeps a sequence's tokens and block tables, so that a plan only has to say what changed. All
+per-token work is numpy over whole steps; nothing here loops over tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from llmserve.core import NewSequence, StepPlan
+from llmserve.layers import AttentionInputs
+from llmserve.models import ForwardBatch
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """A step's input. `rows[i]` belongs to the i-th sequence of the plan."""
+
+    forward: ForwardBatch
+    rows: Ints
+    last_token_idx: Ints  # where each sequence's last scheduled token is among the step's tokens
+
+
+class SequenceRows:
+    """Tokens and block tables by request id.
+
+    Invariants: a row has one holder or is free; `num_tokens[row]` tokens and, per group,
+    `num_blocks[group, row]` block ids of it are valid, what lies behind them is undefined.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self._block_size = block_size
+        self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._row_of: dict[str, int] = {}
+        # np.zeros takes memory from the system on first touch only.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self._tables = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
+        self._num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._row_of
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def row(self, request_id: str) -> int:
+        """Raises KeyError for a sequence without a row."""
+        return self._row_of[request_id]
+
+    def release(self, request_id: str) -> None:
+        """Frees the row; a sequence without one is no error."""
+        row = self._row_of.pop(request_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def add(self, sequence: NewSequence) -> None:
+        """Raises RuntimeError if the plan holds more sequences than max_num_seqs."""
+        self.release(sequence.request_id)
+        if not self._free:
+            raise RuntimeError(f"more than {len(self.num_tokens)} sequences were scheduled")
+        row = self._row_of[sequence.request_id] = self._free.pop()
+        self.num_tokens[row] = len(sequence.token_ids)
+        self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
+        self._num_blocks[:, row] = 0
+        self.append_blocks(sequence.request_id, sequence.block_ids)
+
+    def append_blocks(self, request_id: str, block_ids: Sequence[Sequence[int]]) -> None:
+        """Extends the block tables, one list of ids per group."""
+        row = self._row_of[request_id]
+        for group_id, ids in enumerate(block_ids):
+            if ids:
+                begin = self._num_blocks[group_id, row]
+                self._tables[group_id, row, begin : begin + len(ids)] = ids
+                self._num_blocks[group_id, row] = begin + len(ids)
+
+    def append_token(self, row: int, token_id: int) -> None:
+        self.token_ids[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The forward pass of a plan that is not empty and whose changes are applied."""
+        rows = np.array([self._row_of[request_id] for request_id in plan.request_ids], np.int64)
+        num_computed = np.array(plan.num_computed_tokens, np.int64)
+        num_scheduled = np.array(plan.num_scheduled_tokens, np.int64)
+        seq_lens = num_computed + num_scheduled
+        cu_seqlens = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(num_scheduled, out=cu_seqlens[1:])
+
+        seq_of_token = np.repeat(np.arange(len(rows)), num_scheduled)
+        positions = np.arange(cu_seqlens[-1]) + (num_computed - cu_seqlens[:-1])[seq_of_token]
+        token_ids = self.token_ids[rows[seq_of_token], positions].astype(np.int64)
+
+        max_seq_len = int(seq_lens.max())
+        max_blocks = -(-max_seq_len // self._block_size)
+        tables = np.ascontiguousarray(self._tables[:, rows, :max_blocks])
+        block_ids = tables[:, seq_of_token, positions // self._block_size].astype(np.int64)
+        # Indexing leaves the groups innermost; kernels read a group's slots as one run.
+        slots = np.ascontiguousarray(block_ids * self._block_size + positions % self._block_size)
+
+        shared = (
+            torch.from_numpy(seq_lens.astype(np.int32)),
+            torch.from_numpy(cu_seqlens.astype(np.int32)),
+        )
+        position_tensor = torch.from_numpy(positions)
+        groups = tuple(
+            AttentionInputs(
+                position_tensor,
+                torch.from_numpy(group_slots),
+                torch.from_numpy(group_tables),
+                *shared,
+            )
+            for group_slots, group_tables in zip(slots, tables, strict=True)
+        )
+        batch = ForwardBatch(torch.from_numpy(token_ids), groups, max_seq_len)
+        return StepBatch(batch, rows, cu_seqlens[1:] - 1)

@@ -1,0 +1,41 @@
+"""The memory of the KV cache: one K and one V tensor per tensor slot of a block.
+
+A block id is a position in all of these tensors; which layers read it is the block's group's
+affair (see core/kv.py). Memory is taken from the system when a block is first written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from llmserve import kernels
+from llmserve.core import KVCacheSpec
+from llmserve.models import LayerCache
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class KVTensors:
+    """`layers[layer_id]` is where a layer keeps its K and V."""
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
+        shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        dtype = _DTYPES[spec.dtype]
+        self._tensors = [
+            (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
+            for _ in range(spec.layers_per_group)
+        ]
+        placed = {
+            layer_id: LayerCache(group_id, *self._tensors[slot])
+            for group_id, group in enumerate(spec.groups)
+            for slot, layer_id in enumerate(group.layer_ids)
+        }
+        self.layers: Sequence[LayerCache] = [placed[layer_id] for layer_id in sorted(placed)]
+
+    def copy_blocks(self, block_copies: list[tuple[int, int]]) -> None:
+        """Copies the content of blocks, (source, target) pairs, for all layers."""
+        for k_cache, v_cache in self._tensors:
+            kernels.copy_blocks(k_cache, block_copies)
+            kernels.copy_blocks(v_cache, block_copies)

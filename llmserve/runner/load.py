@@ -1,0 +1,88 @@
+"""From opened model files to a runner that is ready for its first step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from llmserve import kernels
+from llmserve.config import ServerConfig
+from llmserve.core import KVCacheSpec
+from llmserve.files.model import ModelFiles
+from llmserve.models import build_decoder, read_model
+from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
+from llmserve.runner.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner and what the layers above need to know of it. `num_blocks` counts the null block."""
+
+    runner: ModelRunner
+    kv_spec: KVCacheSpec
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    budget: MemoryBudget
+
+
+def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
+    """Reads the model, divides the memory and takes what the KV cache needs.
+
+    Raises StartupError for a model that cannot be served or does not fit.
+    """
+    _set_threads(config.runner.threads)
+    model, weights = read_model(
+        files,
+        dtype=config.model.dtype,
+        load_format=config.model.load_format,
+        seed=config.model.seed,
+    )
+    plan = plan_memory(
+        model,
+        weights.num_bytes,
+        weights.kv_dtype,
+        config.model.max_model_len,
+        config.cache,
+        config.scheduler,
+        available_memory(),
+    )
+    decoder = build_decoder(model, weights, plan.max_model_len)
+    runner = ModelRunner(
+        decoder,
+        plan.kv_spec,
+        plan.num_blocks,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=plan.max_model_len,
+    )
+    return LoadedRunner(
+        runner,
+        plan.kv_spec,
+        plan.num_blocks,
+        plan.max_model_len,
+        model.vocab_size,
+        plan.budget,
+    )
+
+
+def _set_threads(num_threads: int | None) -> None:
+    if kernels.HAS_EXT:
+        # What is left to torch is small and element-wise: a second set of threads would only
+        # contend with the kernels' own.
+        torch.set_num_threads(1)
+    kernels.set_num_threads(num_threads or _num_physical_cores())
+
+
+def _num_physical_cores() -> int:
+    """Cores that this process may use; two hardware threads of one core count once."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))

@@ -1,0 +1,176 @@
+"""ModelRunner: executes step plans. Owns the rows, the KV tensors and the sampler's state.
+
+Runs in one thread and knows no requests beyond their ids. A failed step needs no undoing: the next
+plan releases its sequences, and a row or a block is written before it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from llmserve.core import (
+    KVCacheSpec,
+    NewSequence,
+    PromptLogprobs,
+    SamplingParams,
+    SeqResult,
+    StepPlan,
+    StepResult,
+)
+from llmserve.models import Decoder
+from llmserve.runner.batch import SequenceRows, StepBatch
+from llmserve.runner.kv_tensors import KVTensors
+from llmserve.runner.sampler import Sampler
+
+# Prompt logprobs need logits for every prompt position: made in slices of at most this size.
+_LOGIT_SLICE_BYTES = 64 << 20
+_PROBE_ID = "\0probe"
+_PROBE_SAMPLING = SamplingParams(temperature=0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PromptLogprobsRequest:
+    num_prompt_tokens: int
+    num_logprobs: int
+
+
+class ModelRunner:
+    """One model with its KV cache."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self._decoder = decoder
+        self._kv = KVTensors(spec, num_blocks)
+        self._num_groups = len(spec.groups)
+        # One more row than sequences, for the probe.
+        self._rows = SequenceRows(
+            max_num_seqs + 1, max_model_len, spec.block_size, self._num_groups
+        )
+        self._sampler = Sampler()
+        self._prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Runs one step and returns a result per entry of plan.request_ids, in that order.
+
+        The sampled token becomes the sequence's next input. Prompt logprobs, where asked for:
+        the forward pass of prompt position i gives the entry of prompt token i + 1, so a chunk
+        [begin, end) gives the entries of tokens begin + 1 .. end (at the end of the prompt, to its
+        last token), and the first chunk begins with None for token 0. The chunks' lists joined are
+        one entry per prompt token. A sequence that resumes with output does not repeat them; one
+        that was preempted within its prompt begins again with None.
+
+        Raises what a kernel raises, and KeyError for a sequence that no plan announced; the
+        sequences of the plan must then be released.
+        """
+        self._apply(plan)
+        if plan.is_empty:
+            return StepResult()
+        with torch.inference_mode():
+            batch = self._rows.build(plan)
+            hidden = self._decoder.forward(batch.forward, self._kv.layers)
+            results = [SeqResult()] * len(plan.request_ids)
+            self._sample(plan, batch, hidden, results)
+            if self._prompt_logprobs:
+                self._add_prompt_logprobs(plan, batch, hidden, results)
+        return StepResult(results)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops all state of sequences; those that are not held are no error."""
+        for request_id in request_ids:
+            self._rows.release(request_id)
+            self._sampler.remove(request_id)
+            self._prompt_logprobs.pop(request_id, None)
+
+    def probe(self) -> None:
+        """A forward pass of one token on the null block; raises if the runner cannot compute."""
+        self._rows.add(NewSequence(_PROBE_ID, [0], 1, _PROBE_SAMPLING, ([0],) * self._num_groups))
+        plan = StepPlan([_PROBE_ID], [0], [1], [True])
+        try:
+            with torch.inference_mode():
+                hidden = self._decoder.forward(self._rows.build(plan).forward, self._kv.layers)
+                logits = self._decoder.compute_logits(hidden)
+        finally:
+            self._rows.release(_PROBE_ID)
+        if not bool(logits.isfinite().all()):
+            raise RuntimeError("the model gives logits that are not finite")
+
+    def _apply(self, plan: StepPlan) -> None:
+        self.forget(plan.released_ids)
+        for sequence in plan.new:
+            self._rows.add(sequence)
+            self._start(sequence)
+        for request_id, block_ids in plan.new_block_ids.items():
+            self._rows.append_blocks(request_id, block_ids)
+        if plan.block_copies:
+            self._kv.copy_blocks(plan.block_copies)
+
+    def _start(self, sequence: NewSequence) -> None:
+        num_prompt_tokens = sequence.num_prompt_tokens
+        prompt = sequence.token_ids[:num_prompt_tokens]
+        output = sequence.token_ids[num_prompt_tokens:]
+        self._sampler.add(sequence.request_id, sequence.sampling, prompt, output)
+        num_logprobs = sequence.sampling.num_prompt_logprobs
+        if num_logprobs is not None and not output:
+            self._prompt_logprobs[sequence.request_id] = _PromptLogprobsRequest(
+                num_prompt_tokens, num_logprobs
+            )
+
+    def _sample(
+        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
+    ) -> None:
+        """Fills `results` for the sequences that sample, and appends their tokens."""
+        sampling = np.flatnonzero(plan.is_sampling).tolist()
+        if not sampling:
+            return
+        if len(sampling) == hidden.shape[0]:
+            last_hidden = hidden
+        else:
+            last_hidden = hidden[torch.from_numpy(batch.last_token_idx[sampling])]
+        logits = self._decoder.compute_logits(last_hidden)
+        request_ids = [plan.request_ids[index] for index in sampling]
+        for index, result in zip(sampling, self._sampler.sample(logits, request_ids), strict=True):
+            results[index] = result
+            for token_id in result.token_ids:
+                self._rows.append_token(int(batch.rows[index]), token_id)
+
+    def _add_prompt_logprobs(
+        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
+    ) -> None:
+        for index, request_id in enumerate(plan.request_ids):
+            request = self._prompt_logprobs.get(request_id)
+            if request is None:
+                continue
+            begin = plan.num_computed_tokens[index]
+            num_scheduled = plan.num_scheduled_tokens[index]
+            end = min(begin + num_scheduled, request.num_prompt_tokens - 1)
+            entries: PromptLogprobs = [None] if begin == 0 else []
+            first = int(batch.last_token_idx[index]) + 1 - num_scheduled
+            targets = self._rows.token_ids[batch.rows[index], begin + 1 : end + 1]
+            entries += self._logprobs(
+                hidden[first : first + end - begin], targets, request.num_logprobs
+            )
+            results[index] = dataclasses.replace(results[index], prompt_logprobs=entries)
+            if begin + num_scheduled >= request.num_prompt_tokens:
+                del self._prompt_logprobs[request_id]
+
+    def _logprobs(
+        self, hidden: torch.Tensor, targets: np.ndarray[tuple[int], np.dtype[np.int32]], k: int
+    ) -> PromptLogprobs:
+        num_rows = max(1, _LOGIT_SLICE_BYTES // (4 * self._decoder.vocab_size))
+        entries: PromptLogprobs = []
+        for begin in range(0, len(targets), num_rows):
+            end = begin + num_rows
+            logits = self._decoder.compute_logits(hidden[begin:end])
+            entries += self._sampler.prompt_logprobs(logits, targets[begin:end].tolist(), k)
+        return entries
