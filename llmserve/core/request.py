@@ -42,6 +42,8 @@ class Request:
     first_scheduled_time: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    arrival_index: int = 0  # order of arrival at the scheduler
+    max_num_tokens: int = 0  # ends with LENGTH here: max_tokens or the context, what comes first
 
     def __post_init__(self) -> None:
         if not self.token_ids:
