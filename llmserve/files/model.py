@@ -14,7 +14,7 @@ from llmserve.files.demo import DEMO_NAME, demo_model_path
 from llmserve.files.gguf import GGUFFile, is_later_part
 from llmserve.files.hub import download, parse_hub_id
 from llmserve.files.json_object import read_json_object
-from llmserve.files.mapping import reason
+from llmserve.files.mapping import quoted, reason
 from llmserve.files.safetensors import SafetensorsFiles
 
 _CONFIG = "config.json"
@@ -79,11 +79,11 @@ def _locate(config: ModelConfig, report: Callable[[str], None]) -> Path:
             )
         return demo_model_path(report)
     path = Path(config.model).expanduser()
-    if os.path.exists(path):
+    if config.model and os.path.exists(path):
         return path
     hub_model = parse_hub_id(config.model)
     if hub_model is None:
-        raise StartupError(f"--model {config.model} does not exist")
+        raise StartupError(f"--model {quoted(config.model)} does not exist")
     if config.load_format == "gguf" and hub_model.gguf_file is None:
         raise StartupError(
             f"--load-format gguf needs the name of a file: pass --model {config.model}:FILE.gguf"
