@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from llmserve.core import KVCacheSpec, Request
+from llmserve.core.capacity import max_blocks_per_sequence
 from llmserve.kvcache.block_pool import NULL_BLOCK, make_block_pool
-from llmserve.kvcache.capacity import max_blocks_per_sequence
 from llmserve.kvcache.prefix import BlockHash, extend_block_hashes, num_usable_blocks
 
 BlockIds = tuple[list[int], ...]  # one list per group
