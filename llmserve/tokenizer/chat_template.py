@@ -1,0 +1,176 @@
+"""Turns conversations into prompts by the chat template of a model.
+
+Rendering follows transformers' `apply_chat_template`, with the limits of template_sandbox.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from llmserve.errors import RequestError
+from llmserve.tokenizer.template_messages import Message, prepare_messages
+from llmserve.tokenizer.template_sandbox import (
+    CompiledTemplate,
+    TemplateLimitError,
+    TemplateRaisedError,
+)
+from llmserve.tokenizer.template_traits import TemplateTraits, find_traits
+
+_RESERVED = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+)
+# Marks the end of a message that is to be continued; the space shows whether the template trims.
+_END_MARK = "\ue000llmserve end of message\ue000"
+_MAX_MESSAGE_CHARS = 2000  # of a template's own error message
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    compiled: CompiledTemplate
+    traits: TemplateTraits
+
+
+class ChatTemplate:
+    """The template of a model, or several by name, of which "tool_use" serves requests with tools.
+
+    Immutable; renders on several threads at once.
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str] | None = None,
+        content_format: str = "auto",
+    ) -> None:
+        """`sources` None: the model has no template, and every rendering is refused.
+
+        `special_tokens` are variables of the template ("bos_token"). `content_format` is "auto",
+        "string" or "openai". Raises ValueError if a source is not a template.
+        """
+        named = {"default": sources} if isinstance(sources, str) else dict(sources or {})
+        self._special_tokens = dict(special_tokens or {})
+        self._content_format = content_format
+        self._templates = {name: self._compile(source) for name, source in named.items()}
+
+    def with_source(self, source: str) -> ChatTemplate:
+        """The same with another template, from a request. Raises RequestError."""
+        try:
+            return ChatTemplate(source, self._special_tokens, self._content_format)
+        except ValueError as error:
+            raise RequestError(str(error), param="chat_template") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text; `kwargs` are further variables of the template.
+
+        `continue_final_message` ends the text with the last message's, to be gone on with. Raises
+        RequestError with the template's own words if it refuses the conversation.
+        """
+        reserved = _RESERVED & kwargs.keys()
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs must not hold {min(reserved)!r}",
+                param="chat_template_kwargs",
+            )
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt cannot both be true",
+                param="continue_final_message",
+            )
+        template = self._choose(has_tools=bool(tools))
+        prepared = prepare_messages(messages, template.traits)
+        last_text = _mark_end(prepared) if continue_final_message else ""
+        variables = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": prepared,
+            "tools": tools or None,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _render(template.compiled, variables)
+        return _cut_at_mark(text, last_text) if continue_final_message else text
+
+    def _compile(self, source: str) -> _Template:
+        try:
+            compiled = CompiledTemplate(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"the chat template is not valid: line {error.lineno}: {error.message}"
+            ) from error
+        except (jinja2.TemplateError, TemplateLimitError) as error:
+            raise ValueError(f"the chat template is not valid: {error}") from error
+        return _Template(
+            compiled, find_traits(compiled, self._special_tokens, self._content_format)
+        )
+
+    def _choose(self, *, has_tools: bool) -> _Template:
+        if not self._templates:
+            raise RequestError(
+                "this model has no chat template: start the server with --chat-template, "
+                "or send a prompt to /v1/completions"
+            )
+        if has_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        return self._templates.get("default") or next(iter(self._templates.values()))
+
+
+def _render(template: CompiledTemplate, variables: Mapping[str, Any]) -> str:
+    try:
+        return template.render(variables)
+    except TemplateRaisedError as error:
+        message = str(error)[:_MAX_MESSAGE_CHARS]
+        raise RequestError(message, param="messages") from error
+    except TemplateLimitError as error:
+        raise RequestError(f"the chat template was stopped: {error}", param="messages") from error
+    except RecursionError as error:
+        raise RequestError(
+            "the chat template or the messages are too deeply nested", param="messages"
+        ) from error
+    except Exception as error:  # a template can raise whatever an operation in it raises
+        reason = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
+        raise RequestError(
+            f"the chat template cannot render this conversation: {reason}", param="messages"
+        ) from error
+
+
+def _mark_end(messages: list[Message]) -> str:
+    """Appends the mark to the last message; returns the text that was there."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _END_MARK + " "
+        return content
+    if isinstance(content, list) and content:
+        text: str = content[-1]["text"]
+        content[-1] = {**content[-1], "text": text + _END_MARK + " "}
+        return text
+    raise RequestError(
+        "continue_final_message is true but the last message has no text to continue",
+        param="continue_final_message",
+    )
+
+
+def _cut_at_mark(text: str, last_text: str) -> str:
+    position = text.rfind(_END_MARK)
+    if position < 0 or last_text.strip() not in text:
+        raise RequestError(
+            "continue_final_message is true but the chat template changes or drops the last "
+            "message",
+            param="continue_final_message",
+        )
+    is_trimmed = not text.startswith(_END_MARK + " ", position)
+    return text[:position].rstrip() if is_trimmed else text[:position]
