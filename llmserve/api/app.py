@@ -26,6 +26,8 @@ def make_app(
     chat_template: ChatTemplate,
     config: FrontendConfig,
     model: ModelInfo,
+    *,
+    body_timeout_s: float = 60.0,
 ) -> web.Application:
     """The application; it owns no resources. Call once per engine (metrics are registered)."""
     app = web.Application(
@@ -43,6 +45,7 @@ def make_app(
         config=config,
         model=model,
         defaults=SamplingDefaults.from_generation_config(model.generation_config),
+        body_timeout_s=body_timeout_s,
     )
     app.on_response_prepare.append(make_prepare_hook(config.allowed_origins))
     app.add_routes(

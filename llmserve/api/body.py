@@ -9,19 +9,18 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 from aiohttp import web
 
+from llmserve.api.context import CONTEXT
 from llmserve.errors import RequestError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Seconds that a client gets to send its body.
-BODY_TIMEOUT_S = 60.0
 # Work on inputs up to this size takes less than about 5 ms and runs on the event loop, which
 # costs less than a thread switch; work on larger ones runs in a thread.
 INLINE_BYTES = 8192
 
 
-async def read_body(request: web.Request, *, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
+async def read_body(request: web.Request) -> bytes:
     """The whole body of a JSON request. Raises RequestError (408, 413, 415, 400)."""
     media_type = request.content_type.lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -31,6 +30,7 @@ async def read_body(request: web.Request, *, timeout_s: float = BODY_TIMEOUT_S) 
             status=415,
         )
     limit = request.client_max_size
+    timeout_s = request.app[CONTEXT].body_timeout_s
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
     try:

@@ -39,6 +39,7 @@ class ApiContext:
     config: FrontendConfig
     model: ModelInfo
     defaults: SamplingDefaults
+    body_timeout_s: float = 60.0  # what a client gets to send its body
 
     def resolve_model(self, name: str | None) -> str:
         """The name that the answer carries. Raises ModelNotFoundError."""

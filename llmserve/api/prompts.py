@@ -14,12 +14,6 @@ from llmserve.tokenizer import encode_chat
 MAX_CHOICES = 4096  # of one HTTP request, prompts * n
 
 _PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
-_RESERVED_TEMPLATE_NAMES = frozenset(
-    {
-        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
-        *("chat_template", "tokenize"),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +65,18 @@ def encode_conversation(
     fields: TemplateFields,
     context: ApiContext,
     *,
-    add_special_tokens: bool,
+    add_special_tokens: bool | None,
 ) -> Prompt:
-    """Renders the chat template and encodes its text; never two BOS. Raises RequestError."""
+    """Renders the chat template and encodes its text. Raises RequestError.
+
+    The text gets a BOS if the tokenizer adds one and the template has not, so never two of them;
+    with `add_special_tokens` False it stays as the template made it.
+    """
     text = render(messages, fields, context)
-    ids = encode_chat(context.tokenizer, text)
+    if add_special_tokens is False:
+        ids = context.tokenizer.encode(text, add_special_tokens=False)
+    else:
+        ids = encode_chat(context.tokenizer, text)
     if not ids:
         raise RequestError("the chat template made an empty prompt", param="messages")
     return Prompt(ids, text)
@@ -83,17 +84,6 @@ def encode_conversation(
 
 def render(messages: list[dict[str, Any]], fields: TemplateFields, context: ApiContext) -> str:
     """The text that the chat template makes of a conversation."""
-    if fields.continue_final_message and fields.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt are both true; set at most one",
-            param="continue_final_message",
-        )
-    reserved = _RESERVED_TEMPLATE_NAMES & fields.chat_template_kwargs.keys()
-    if reserved:
-        raise RequestError(
-            f"chat_template_kwargs must not hold {sorted(reserved)[0]!r}, which has its own field",
-            param="chat_template_kwargs",
-        )
     kwargs = dict(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", fields.reasoning_effort)

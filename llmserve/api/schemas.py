@@ -242,7 +242,7 @@ class ChatRequest(GenerationFields, TemplateFields):
     top_logprobs: Annotated[int, integer(0)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
-    add_special_tokens: bool = False
+    add_special_tokens: bool | None = None  # default: a BOS, unless the template has one
     functions: Refused = None
     function_call: Annotated[None, checked(_refused)] = None
     audio: Refused = None
@@ -256,7 +256,7 @@ class TokenizeRequest(TemplateFields):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], checked(check_messages)] | None = None
-    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
+    add_special_tokens: bool | None = None  # default: as the model expects
     return_token_strs: bool = False
 
 

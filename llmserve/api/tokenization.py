@@ -44,7 +44,7 @@ def _tokenize(body: bytes, context: ApiContext) -> dict[str, Any]:
             request.messages or [],
             request,
             context,
-            add_special_tokens=bool(request.add_special_tokens),
+            add_special_tokens=request.add_special_tokens,
         ).token_ids
     answer: dict[str, Any] = {
         "count": len(ids),

@@ -117,7 +117,8 @@ async def test_empty_prompt_without_bos_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", [[], [[]], [[97], []], None, 5, {"a": 1}, ["a", 5], [97, "a"], [True], [1.5], [[97.0]]]
+    "prompt",
+    [[], [[]], [[97], []], None, 5, {"a": 1}, ["a", 5], [97, "a"], [True], [1.5], [[97.0]]],
 )
 async def test_malformed_prompts_are_refused(served: Served, prompt: Any) -> None:
     answer = await served.complete(prompt)
