@@ -85,7 +85,7 @@ def load_chat_template(
     else the built-in one of its family. Raises StartupError if it is not a template.
     """
     sources = _find_sources(files, config, override)
-    if not sources and _is_gemma(files):
+    if not sources and _is_gemma(files, tokenizer):
         logger.info("the model has no chat template; using the turns of Gemma models")
         sources = {"default": _GEMMA_TEMPLATE}
     if not sources:
@@ -186,9 +186,10 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return sources
 
 
-def _is_gemma(files: ModelSource) -> bool:
+def _is_gemma(files: ModelSource, tokenizer: Tokenizer) -> bool:
     if files.gguf is not None:
         family = files.gguf.metadata.get("general.architecture")
     else:
         family = files.config.get("model_type")
-    return isinstance(family, str) and family.startswith(("gemma", "gemma2", "gemma3"))
+    turn_ids = tokenizer.encode("<start_of_turn>", add_special_tokens=False)
+    return isinstance(family, str) and family.startswith("gemma") and len(turn_ids) == 1
