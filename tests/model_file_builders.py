@@ -52,16 +52,21 @@ def write_gguf(path: Path, *, alignment: int | None = None) -> dict[str, np.ndar
     return {name: tensor.reshape(-1).view(np.uint8) for name, tensor in tensors.items()}
 
 
-def write_split_gguf(folder: Path, num_parts: int = 3) -> list[Path]:
-    """Writes `m-00001-of-0000N.gguf` and so on, one tensor `t0`, `t1`, ... per part."""
+def write_split_gguf(
+    folder: Path, num_parts: int = 3, *, tensor_name: str = "t{}", num_tensors: int | None = None
+) -> list[Path]:
+    """Writes `m-00001-of-0000N.gguf` and so on, one tensor `t0`, `t1`, ... per part.
+
+    `num_tensors` is what the parts announce.
+    """
     paths = []
     for number in range(num_parts):
         path = folder / f"m-{number + 1:05d}-of-{num_parts:05d}.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", num_parts)
-        writer.add_int32("split.tensors.count", num_parts)
-        writer.add_tensor(f"t{number}", np.full(4, number, np.float32))
+        writer.add_int32("split.tensors.count", num_parts if num_tensors is None else num_tensors)
+        writer.add_tensor(tensor_name.format(number), np.full(4, number, np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -77,6 +77,18 @@ def test_tensor_data_is_a_read_only_view_of_the_file(tmp_path: Path) -> None:
     assert not data.flags.owndata
 
 
+def test_arrays_keep_the_types_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path)
+
+    metadata = GGUFFile.open(path).metadata
+
+    assert metadata["t.ints"].dtype == np.int32
+    assert metadata["t.floats"].dtype == np.float32
+    assert metadata["t.bools"].dtype == np.bool_
+    assert metadata["t.bool"] is True
+
+
 def test_version_2_is_read(tmp_path: Path) -> None:
     file = open_bytes(tmp_path, raw_gguf((key("a", STRING, string("b")),), version=2))
 
@@ -236,6 +248,31 @@ def test_split_model_with_exchanged_parts_is_refused(tmp_path: Path) -> None:
         GGUFFile.open(paths[0])
 
 
+def test_later_part_in_the_place_of_the_first_is_refused(tmp_path: Path) -> None:
+    paths = write_split_gguf(tmp_path, 2)
+    first = paths[0].read_bytes()
+    paths[0].write_bytes(paths[1].read_bytes())
+    paths[1].write_bytes(first)
+
+    for path in paths:
+        with pytest.raises(StartupError, match="is a later part of a split model"):
+            GGUFFile.open(path)
+
+
+def test_split_model_with_fewer_tensors_than_announced_is_refused(tmp_path: Path) -> None:
+    paths = write_split_gguf(tmp_path, 2, num_tensors=3)
+
+    with pytest.raises(StartupError, match="announces 3 tensors in 2 parts, but they hold 2"):
+        GGUFFile.open(paths[0])
+
+
+def test_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
+    paths = write_split_gguf(tmp_path, 2, tensor_name="same")
+
+    with pytest.raises(StartupError, match=r"m-00002-of-00002\.gguf repeats tensor 'same'"):
+        GGUFFile.open(paths[0])
+
+
 def test_renamed_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
     renamed = write_split_gguf(tmp_path, 2)[0].rename(tmp_path / "model.gguf")
 
@@ -244,7 +281,11 @@ def test_renamed_part_of_a_split_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [key("split.count", STRING, string("2")), array("split.count", UINT32, 0)]
+    "value",
+    [
+        pytest.param(key("split.count", STRING, string("2")), id="string"),
+        pytest.param(array("split.count", UINT32, 0), id="array"),
+    ],
 )
 def test_split_count_of_another_type_is_refused(tmp_path: Path, value: bytes) -> None:
     with pytest.raises(StartupError, match=r"split\.count that is not a whole number"):

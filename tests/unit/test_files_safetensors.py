@@ -125,6 +125,17 @@ def test_index_that_promises_a_tensor_the_shard_lacks_is_refused(tmp_path: Path)
         SafetensorsFiles.open(tmp_path)
 
 
+def test_index_that_names_the_wrong_shard_is_refused(tmp_path: Path) -> None:
+    index = two_shards(tmp_path)
+    content = json.loads(index.read_text())
+    content["weight_map"]["y"] = content["weight_map"]["x"]
+    content["weight_map"]["x"] = "model-00002-of-00002.safetensors"
+    index.write_text(json.dumps(content))
+
+    with pytest.raises(StartupError, match="which it does not"):
+        SafetensorsFiles.open(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name",
     ["../x.safetensors", "/etc/x.safetensors", "a\\x.safetensors", "..", "", "x.bin", 7, None, []],
