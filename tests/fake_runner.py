@@ -205,7 +205,7 @@ class FakeRunner:
             return SeqResult(prompt_logprobs=prompt_logprobs)
         token_id = self._sample(row, seen)
         row.token_ids.append(token_id)
-        logprobs = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
         if row.sampling.num_logprobs is not None:
             logprobs = (_logprobs(token_id, row.sampling.num_logprobs, self._vocab_size),)
         return SeqResult((token_id,), logprobs, prompt_logprobs)
