@@ -89,7 +89,7 @@ class FakeRunner:
 
     `script`: output tokens of every sequence, by index; the last one repeats. Without it tokens
     are hashes of the cache content. `step_delay_s`: how long a step takes. `fails`: a step for
-    which it returns true raises RuntimeError half-way, after the tables were updated.
+    which it returns true raises RuntimeError and leaves garbage in the slots it was to write.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class FakeRunner:
         self._apply_changes(plan)
         self._check_writes(plan)
         if self._fails is not None and self._fails(plan):
+            self._spoil(plan)
             raise RuntimeError("injected failure")
         return StepResult(
             [
@@ -180,6 +181,15 @@ class FakeRunner:
                 for block_id in self._blocks_of(table, first, start):
                     assert block_id > 0, f"{request_id} reads the null block"
                     assert written.get(block_id, request_id) == request_id
+
+    def _spoil(self, plan: StepPlan) -> None:
+        size = self._spec.block_size
+        for request_id, start, count in zip(
+            plan.request_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
+        ):
+            for table in self._rows[request_id].block_tables:
+                for position in range(start, start + count):
+                    self._slots[table[position // size], position % size] = _GARBAGE
 
     def _blocks_of(self, table: list[int], start: int, end: int) -> list[int]:
         size = self._spec.block_size
