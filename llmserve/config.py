@@ -73,7 +73,9 @@ class ModelConfig:
         "default sampling parameters: auto (the model's generation_config.json), vllm (none), "
         "or a folder with a generation_config.json",
     )
-    seed: int = setting(0, "seed of requests without one, and of dummy weights")
+    seed: int | None = setting(
+        None, "seed of requests without one, and of dummy weights; default: drawn anew"
+    )
 
     def __post_init__(self) -> None:
         _one_of(self)
@@ -120,7 +122,7 @@ class SchedulerConfig:
     """Which requests run in a step."""
 
     max_num_seqs: int = setting(128, "most sequences that run at once")
-    max_num_batched_tokens: int = setting(2048, "most tokens in one step (the token budget)")
+    max_num_batched_tokens: int = setting(512, "most tokens in one step (the token budget)")
     long_prefill_token_threshold: int = setting(
         0, "most prompt tokens of one request in one step; 0: the token budget alone"
     )
@@ -172,6 +174,12 @@ class FrontendConfig:
         "form in which the template gets message contents",
         choices=("auto", "string", "openai"),
     )
+    enable_auto_tool_choice: bool = setting(
+        False, "find tool calls in what the model writes, with --tool-call-parser"
+    )
+    tool_call_parser: str | None = setting(
+        None, "format in which the model writes tool calls", choices=("hermes",)
+    )
     trust_request_chat_template: bool = setting(False, "allow chat_template in a request")
     response_role: str = setting("assistant", "role of the messages that the server writes")
     max_logprobs: int = setting(20, "most logprobs a request may ask for per token")
@@ -194,6 +202,8 @@ class FrontendConfig:
         _one_of(self)
         _at_least(self, 0, "port", "max_logprobs", "shutdown_timeout", "sse_ping_interval")
         _at_least(self, 1, "max_request_bytes")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.port > 65535:
             raise ValueError(f"--port is {self.port}; it must be at most 65535")
 

@@ -39,7 +39,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         files,
         dtype=config.model.dtype,
         load_format=config.model.load_format,
-        seed=config.model.seed,
+        seed=config.model.seed or 0,
     )
     plan = plan_memory(
         model,
