@@ -118,6 +118,18 @@ def test_an_id_that_comes_back_starts_anew() -> None:
     assert first == second == third
 
 
+def test_sequences_that_follow_a_removed_one_do_not_share_its_place() -> None:
+    sampler = make_sampler()
+    sampler.remove("a")
+    seeds = {str(seed): seed for seed in range(40)}
+    for request_id, seed in seeds.items():
+        sampler.add(request_id, SamplingParams(seed=seed), [1], [])
+
+    tokens = {request_id: generate(sampler, 6, request_id) for request_id in seeds}
+
+    assert tokens == {i: generate(make_sampler(seed=seed), 6) for i, seed in seeds.items()}
+
+
 def test_an_unknown_id_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         make_sampler().sample(make_logits(), ["b"])
