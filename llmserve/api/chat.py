@@ -20,7 +20,9 @@ from llmserve.api.sampling import check_logprobs, check_stream_fields, make_samp
 from llmserve.api.schemas import ChatRequest, ignored_fields
 from llmserve.api.sse import Event, respond_with_events
 from llmserve.api.streams import Streams
-from llmserve.core import OutputDelta
+from llmserve.api.tool_calls import ToolCall, tool_call_parser
+from llmserve.config import FrontendConfig
+from llmserve.core import FinishReason, OutputDelta
 from llmserve.errors import RequestError
 
 _Prepared = Prepared[ChatRequest]
@@ -40,7 +42,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         if prepared.request.stream:
             return await respond_with_events(
                 request,
-                _stream(prepared, streams, role),
+                _stream(prepared, streams, role, context.config),
                 request_id=request_id,
                 ping_interval_s=context.config.sse_ping_interval,
                 headers=prepared.headers,
@@ -49,7 +51,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         async for batch in streams.batches():
             collected += [delta for _, delta in batch]
         size = _answer_size(prepared, collected)
-        answer = await run_sized(size, _make_answer, prepared, collected, role)
+        answer = await run_sized(size, _make_answer, prepared, collected, role, context.config)
         return json_response(answer, headers=prepared.headers)
     finally:
         streams.abort()
@@ -119,10 +121,13 @@ def _num_logprobs(request: ChatRequest, max_logprobs: int) -> int | None:
 class _Choice:
     """One choice of the answer. What `add` takes in is given out once, as JSON."""
 
-    def __init__(self, index: int, prepared: _Prepared) -> None:
+    def __init__(self, index: int, prepared: _Prepared, config: FrontendConfig) -> None:
         self.index = index
         self._request = prepared.request
         self._names = prepared.names
+        self._parser = tool_call_parser(prepared.request, config)
+        self._calls: list[ToolCall] = []
+        self._has_calls = False
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._token_ids: list[int] = []
@@ -133,8 +138,13 @@ class _Choice:
     def has_text(self) -> bool:
         return any(self._texts)
 
+    @property
+    def has_calls(self) -> bool:
+        """Calls that were not given out yet."""
+        return bool(self._calls)
+
     def add(self, delta: OutputDelta) -> None:
-        self._texts.append(delta.text)
+        self._add_text(delta.text, is_last=delta.finish_reason is not None)
         if self._request.logprobs:
             self._logprobs += chat_logprobs(delta, self._names)
         if self._request.return_token_ids:
@@ -142,6 +152,20 @@ class _Choice:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
             self._stop_reason = delta.stop_reason
+            if self._has_calls and delta.finish_reason is FinishReason.STOP:
+                self.finish_reason = "tool_calls"
+
+    def _add_text(self, text: str, *, is_last: bool) -> None:
+        if self._parser is None:
+            self._texts.append(text)
+            return
+        parts = [self._parser.feed(text)]
+        if is_last:
+            parts.append(self._parser.flush())
+        for part in parts:
+            self._texts.append(part.content)
+            self._calls += part.calls
+        self._has_calls = self._has_calls or bool(self._calls)
 
     def take_text(self) -> str:
         text = "".join(self._texts)
@@ -150,7 +174,13 @@ class _Choice:
 
     def message(self, role: str) -> dict[str, Any]:
         """The choice of an unstreamed answer."""
-        message = {"role": role, "content": self.take_text(), "refusal": None}
+        message: dict[str, Any] = {"role": role, "content": self.take_text(), "refusal": None}
+        if self._calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {key: value for key, value in call.items() if key != "index"}
+                for call in self._take_calls()
+            ]
         return self._with_details({"index": self.index, "message": message}, is_last=True)
 
     def text_delta(self) -> dict[str, Any]:
@@ -158,9 +188,26 @@ class _Choice:
         delta = {"content": self.take_text()}
         return self._with_details({"index": self.index, "delta": delta}, is_last=False)
 
+    def call_delta(self) -> dict[str, Any]:
+        """The choice of a chunk with tool calls."""
+        delta = {"tool_calls": self._take_calls()}
+        return self._with_details({"index": self.index, "delta": delta}, is_last=False)
+
     def last_delta(self) -> dict[str, Any]:
         """The choice of the chunk that says why the text ended."""
         return self._with_details({"index": self.index, "delta": {}}, is_last=True)
+
+    def _take_calls(self) -> list[dict[str, Any]]:
+        calls, self._calls = self._calls, []
+        return [
+            {
+                "index": call.index,
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
 
     def _with_details(self, choice: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
         rows, self._logprobs = self._logprobs, []
@@ -175,10 +222,12 @@ class _Choice:
         return choice
 
 
-def _make_answer(prepared: _Prepared, collected: list[OutputDelta], role: str) -> dict[str, Any]:
+def _make_answer(
+    prepared: _Prepared, collected: list[OutputDelta], role: str, config: FrontendConfig
+) -> dict[str, Any]:
     """The answer to an unstreamed request."""
     request, usage = prepared.request, prepared.usage_counter()
-    choices = [_Choice(index, prepared) for index in range(request.n)]
+    choices = [_Choice(index, prepared, config) for index in range(request.n)]
     for delta in collected:
         choices[delta.index].add(delta)
         usage.add(0, delta)
@@ -209,12 +258,12 @@ def _answer_size(prepared: _Prepared, collected: list[OutputDelta]) -> int:
 
 
 async def _stream(
-    prepared: _Prepared, streams: Streams, role: str
+    prepared: _Prepared, streams: Streams, role: str, config: FrontendConfig
 ) -> AsyncGenerator[list[Event], None]:
     """The chunks of a streamed answer."""
     request, usage = prepared.request, prepared.usage_counter()
     envelope = prepared.envelope("chat.completion.chunk")
-    choices = [_Choice(index, prepared) for index in range(request.n)]
+    choices = [_Choice(index, prepared, config) for index in range(request.n)]
 
     def chunk(choice: dict[str, Any]) -> Event:
         event = {**envelope, "choices": [choice]}
@@ -236,6 +285,8 @@ async def _stream(
             usage.add(0, delta)
             if choice.has_text:
                 events.append(chunk(choice.text_delta()))
+            if choice.has_calls:
+                events.append(chunk(choice.call_delta()))
             if choice.finish_reason is not None:
                 events.append(chunk(choice.last_delta()))
         if events:

@@ -11,6 +11,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from llmserve.api.schemas import ChatRequest
+from llmserve.config import FrontendConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -114,6 +117,15 @@ class HermesParser:
 
 
 PARSERS: dict[str, type[HermesParser]] = {"hermes": HermesParser}
+
+
+def tool_call_parser(request: ChatRequest, config: FrontendConfig) -> ToolCallParser | None:
+    """A new parser for a choice of the request, or None if its text is not searched for calls."""
+    if not config.enable_auto_tool_choice or config.tool_call_parser is None:
+        return None
+    if not request.tools or request.tool_choice == "none":
+        return None
+    return PARSERS[config.tool_call_parser]()
 
 
 def _read_call(body: str) -> tuple[str, dict[str, Any]] | None:

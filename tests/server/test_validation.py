@@ -328,3 +328,12 @@ async def test_body_over_the_limit_is_a_413() -> None:
 
 async def test_too_many_choices_in_one_request_are_refused(shared: Served) -> None:
     assert_refused(await shared.complete(["a"] * 4097), "prompt")
+
+
+async def test_body_of_too_many_values_is_a_413(shared: Served) -> None:
+    body = io.BytesIO(b'{"prompt": [' + b"0," * 1_000_000 + b"0]}")
+
+    answer = await shared.request("POST", COMPLETIONS, data=body, headers=JSON)
+
+    assert answer.status == 413
+    assert "1000000 values" in answer.error["message"]
