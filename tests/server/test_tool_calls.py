@@ -1,0 +1,62 @@
+"""Tool calls over HTTP: the model's text is searched only where the server was told to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.server.harness import Served, serving
+from tests.server.scripted_runner import END
+
+TOOL = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "lamp", "arguments": {"on": true}}</tool_call>'
+PARSING: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+
+
+async def ask(served: Served, text: str, **fields: Any) -> Any:
+    return await served.chat(f"{text}{END}", **{"tools": [TOOL], "max_tokens": 200, **fields})
+
+
+async def test_call_becomes_a_tool_call_and_the_text_before_it_stays() -> None:
+    async with serving(**PARSING) as served:
+        choice = (await ask(served, f"I look. {CALL}")).json["choices"][0]
+
+    message = choice["message"]
+    call = message["tool_calls"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["content"] == "I look. "
+    assert (call["type"], call["function"]["name"]) == ("function", "lamp")
+    assert json.loads(call["function"]["arguments"]) == {"on": True}
+    assert call["id"].startswith("call_")
+
+
+async def test_streamed_calls_equal_unstreamed_calls() -> None:
+    async with serving(**PARSING) as served:
+        whole = (await ask(served, f"a{CALL}{CALL}")).json["choices"][0]["message"]
+        events = (await ask(served, f"a{CALL}{CALL}", stream=True)).events
+
+    deltas = [event["choices"][0]["delta"] for event in events]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"] == "a"
+    assert [call["index"] for call in calls] == [0, 1]
+    assert [call["function"] for call in calls] == [c["function"] for c in whole["tool_calls"]]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_message_of_calls_alone_has_no_content() -> None:
+    async with serving(**PARSING) as served:
+        message = (await ask(served, CALL)).json["choices"][0]["message"]
+
+    assert message["content"] is None
+
+
+async def test_text_is_left_alone_without_the_flag_without_tools_and_with_choice_none() -> None:
+    async with serving() as served:
+        plain = (await ask(served, CALL)).json["choices"][0]
+    async with serving(**PARSING) as served:
+        without_tools = (await ask(served, CALL, tools=None)).json["choices"][0]
+        forbidden = (await ask(served, CALL, tool_choice="none")).json["choices"][0]
+
+    for choice in (plain, without_tools, forbidden):
+        assert "lamp" in choice["message"]["content"]
+        assert "tool_calls" not in choice["message"]
