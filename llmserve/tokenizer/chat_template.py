@@ -107,15 +107,16 @@ class ChatTemplate:
     def _compile(self, source: str) -> _Template:
         try:
             compiled = CompiledTemplate(source)
+            traits = find_traits(compiled, self._special_tokens, self._content_format)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(
                 f"the chat template is not valid: line {error.lineno}: {error.message}"
             ) from error
-        except (jinja2.TemplateError, TemplateLimitError) as error:
+        except TemplateLimitError as error:
+            raise ValueError(f"the chat template was stopped: {error}") from error
+        except jinja2.TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
-        return _Template(
-            compiled, find_traits(compiled, self._special_tokens, self._content_format)
-        )
+        return _Template(compiled, traits)
 
     def _choose(self, *, has_tools: bool) -> _Template:
         if not self._templates:

@@ -1,8 +1,9 @@
 """Tokenizers in the folders that Hugging Face models come in.
 
-tokenizer.json holds nearly everything. tokenizer_config.json and its older companions name the
-special tokens and hold the chat template. Folders without tokenizer.json are converted by
-transformers, which takes seconds to import and is therefore loaded only then.
+tokenizer.json holds nearly everything, also what is added around a text: the add_bos_token of
+tokenizer_config.json no longer counts, as in transformers 5. tokenizer_config.json and its older
+companions name the special tokens and hold the chat template. Folders without tokenizer.json are
+converted by transformers, which takes seconds to import and is therefore loaded only then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from llmserve.errors import StartupError
@@ -39,7 +40,6 @@ def load_hf_folder(folder: Path, eos_token_ids: tuple[int, ...] = ()) -> HFToken
             f"{folder} has no tokenizer ({_TOKENIZER} or {_SOURCES[0]}); pass one with --tokenizer"
         )
     _add_tokens(backend, folder, config)
-    _set_post_processor(backend, config, special)
     return HFTokenizer(backend, special, eos_token_ids)
 
 
@@ -144,22 +144,3 @@ def _add_tokens(backend: Backend, folder: Path, config: Mapping[str, Any]) -> No
 def _added_token(value: Mapping[str, Any]) -> AddedToken:
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     return AddedToken(value["content"], **{name: bool(value.get(name, False)) for name in flags})
-
-
-def _set_post_processor(
-    backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]
-) -> None:
-    """As transformers: an explicit add_bos_token or add_eos_token replaces what tokenizer.json
-    adds around a text.
-    """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    bos, eos = (
-        special.get(f"{kind}_token") if config.get(f"add_{kind}_token") is True else None
-        for kind in ("bos", "eos")
-    )
-    pairs = [(t, backend.token_to_id(t)) for t in (bos, eos) if t is not None]
-    if any(token_id is None for _, token_id in pairs):
-        raise StartupError(f"{_CONFIG} adds a token around texts that is not in the vocabulary")
-    template = [token for token in (bos, "$A", eos) if token is not None]
-    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=pairs)

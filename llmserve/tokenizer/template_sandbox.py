@@ -73,7 +73,7 @@ class _Budget(threading.local):
         """For the text that str() or JSON makes of a value: shared parts count each time."""
         if isinstance(value, str):
             self.charge(sys.getsizeof(value))
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             self.charge(_NODE_BYTES)
             for key, item in value.items():
                 self.charge_text_of(key)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from jinja2 import nodes
 
-from llmserve.tokenizer.template_sandbox import CompiledTemplate
+from llmserve.tokenizer.template_sandbox import CompiledTemplate, TemplateLimitError
 
 ContentFormat = Literal["string", "openai"]
 
@@ -36,7 +36,10 @@ class TemplateTraits:
 def find_traits(
     template: CompiledTemplate, variables: dict[str, Any], content_format: str
 ) -> TemplateTraits:
-    """`content_format` is "auto" or the format to use. Renders the template some times."""
+    """`content_format` is "auto" or the format to use. Renders the template some times.
+
+    Raises TemplateLimitError if that takes too long or too much memory.
+    """
     aliases = _content_aliases(template.tree)
     if content_format == "auto":
         loops = template.tree.find_all(nodes.For)
@@ -151,5 +154,7 @@ def _try_render(
                 "add_generation_prompt": False,
             }
         )
+    except TemplateLimitError:
+        raise
     except Exception:  # a template can raise whatever an operation in it raises
         return None

@@ -100,7 +100,7 @@ def spm_metadata(model: bytes) -> dict[str, Any]:
 
 def spm_backend(metadata: dict[str, Any]) -> Tokenizer:
     """The `tokenizers` form of a SentencePiece vocabulary, as transformers' converters make it:
-    merges follow from the order of the pieces, and special tokens are split off before anything else.
+    merges follow from the order of the pieces, and special tokens are split off first.
     """
     texts, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     pieces = [text.replace(" ", "▁") for text in texts]
