@@ -346,3 +346,14 @@ async def test_logprob_values_in_a_chat_stream_are_finite(served: Served) -> Non
     row = answer.events[1]["choices"][0]["logprobs"]["content"][0]
     assert row["logprob"] == LOGPROB
     assert row["top_logprobs"][-1]["logprob"] == -9999.0
+
+
+async def test_failed_step_fails_a_batch_of_prompts_as_a_whole(served: Served) -> None:
+    served.runner.fail_next = True
+    whole = await served.complete(["ab", "cd", "ef"])
+    served.runner.fail_next = True
+    streamed = await served.complete(["ab", "cd", "ef"], stream=True)
+
+    assert (whole.status, whole.error["type"]) == (500, "internal_server_error")
+    assert "error" in json.loads(streamed.frames[-2])
+    assert streamed.frames[-1] == "[DONE]"

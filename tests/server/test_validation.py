@@ -331,7 +331,7 @@ async def test_too_many_choices_in_one_request_are_refused(shared: Served) -> No
 
 
 async def test_body_of_too_many_values_is_a_413(shared: Served) -> None:
-    body = io.BytesIO(b'{"prompt": [' + b"0," * 1_000_000 + b"0]}")
+    body = io.BytesIO(b'{"prompt": [' + b"0," * 1_000_100 + b"0]}")
 
     answer = await shared.request("POST", COMPLETIONS, data=body, headers=JSON)
 
