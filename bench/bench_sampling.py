@@ -3,7 +3,7 @@
 Rows are "zipf" (probabilities fall with the power 1.5 of the rank, as those of a language model
 roughly do) or "normal" (logits of standard deviation 3: a nucleus of tens of thousands of tokens,
 the worst case for top-p). Every case is checked against the numpy reference before it is timed.
-The last line is JSON. Usage: python -m bench.bench_sampling [--rows 16] [--threads 1]
+The last line is JSON. Usage: python -m bench.bench_sampling [--rows 4] [--threads 1]
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def time_case(logits: torch.Tensor, values: dict[str, Any]) -> tuple[float, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     set_num_threads(args.threads)
