@@ -24,13 +24,12 @@ _logger = logging.getLogger(__name__)
 
 def _has_ext() -> bool:
     if env.NO_EXT:
-        return False
-    if importlib.util.find_spec("llmserve._cpu_kernels") is not None:
+        cause = "LLMSERVE_NO_EXT is set"
+    elif importlib.util.find_spec("llmserve._cpu_kernels") is None:
+        cause = "install a C++17 compiler and reinstall with LLMSERVE_REQUIRE_EXT=1 to see why"
+    else:
         return True
-    _logger.warning(
-        "llmserve was installed without its compiled kernels and will be very slow; "
-        "install a C++17 compiler and reinstall it with LLMSERVE_REQUIRE_EXT=1"
-    )
+    _logger.warning("running WITHOUT compiled kernels, many times slower: %s", cause)
     return False
 
 
