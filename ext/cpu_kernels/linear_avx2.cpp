@@ -7,12 +7,12 @@
 #include "llmserve/linear.h"
 #include "llmserve/target_avx2.h"
 //
-#include "llmserve/linear_tile.h"
+#include "llmserve/linear_x86.h"
 
 namespace llmserve {
 namespace {
 
-struct Isa {
+struct Isa : X86 {
   static constexpr int kMaxTokens = 4;
 
   // vpmaddubsw adds two products in 16 bits, which quants above 127 would overflow. Those are
@@ -30,20 +30,8 @@ struct Isa {
     return power;
   }
 
-  static LLMSERVE_INLINE F32x8 from_half(U16x8 half) {
-    return (F32x8)_mm256_cvtph_ps((__m128i)half);
-  }
-
-  static LLMSERVE_INLINE F32x8 fma(F32x8 a, F32x8 b, F32x8 c) {
-    return (F32x8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-  }
-
   // Both halves of the lane, for pair_dot.
   static LLMSERVE_INLINE I32x8 encode_subscale(I32x8 sub) { return pack_pair(sub, sub); }
-
-  static LLMSERVE_INLINE I32x8 pair_dot(I32x8 a, I32x8 b) {
-    return (I32x8)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-  }
 
   template <class Format, int kTokens>
   static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,

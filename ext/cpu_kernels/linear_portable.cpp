@@ -12,8 +12,22 @@ struct Isa {
   template <class Format>
   static constexpr bool kKeepsOffset = true;
 
+  static LLMSERVE_INLINE I32x8 widen_bytes(uint64_t bytes) {
+    return __builtin_convertvector((U8x8)bytes, I32x8);
+  }
+
+  static LLMSERVE_INLINE I32x8 widen_halves(U16x8 halves) {
+    return __builtin_convertvector(halves, I32x8);
+  }
+
+  static LLMSERVE_INLINE I8x32 narrow(const I32x8 v[4]) {
+    I8x32 bytes;
+    for (int i = 0; i < 32; ++i) bytes[i] = static_cast<int8_t>(v[i / 8][i % 8]);
+    return bytes;
+  }
+
   static LLMSERVE_INLINE F32x8 from_half(U16x8 half) {
-    const I32x8 bits = __builtin_convertvector(half, I32x8);
+    const I32x8 bits = widen_halves(half);
     const I32x8 magnitude = bits & 0x7fff;
     // The exponent is too small by 112; a multiplication also makes subnormals normal.
     const F32x8 scaled = (F32x8)(magnitude << 13) * 0x1p112f;

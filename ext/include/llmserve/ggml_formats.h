@@ -41,18 +41,19 @@ LLMSERVE_INLINE U16x8 block_halves(const uint8_t* chunk, int num_groups, int off
 
 // Columns 0 to 15 from the low, columns 16 to 31 from the high halves of 16 bytes.
 LLMSERVE_INLINE U8x32 split_nibbles(const uint8_t* bytes) {
-  const auto low = load<uint64_t>(bytes);
-  const auto high = load<uint64_t>(bytes + 8);
-  return (U8x32)U64x4{low, high, low >> 4, high >> 4} & broadcast(uint8_t{0x0f});
+  const auto low = load<U64x2>(bytes);
+  const U64x2 high = low >> 4;
+  return (U8x32)U64x4{low[0], low[1], high[0], high[1]} & broadcast(uint8_t{0x0f});
 }
 
 // 0x10 in the columns whose bit in 32 bits is set.
 LLMSERVE_INLINE U8x32 fifth_bits(const uint8_t* bytes) {
-  const auto bits = load<uint32_t>(bytes);
-  const auto spread = [bits](int i) { return (bits >> (8 * i) & 0xff) * 0x0101010101010101u; };
-  const U64x4 select = U64x4{} + 0x8040201008040201u;
-  const U64x4 chosen = U64x4{spread(0), spread(1), spread(2), spread(3)} & select;
-  return (U8x32)((U8x32)chosen == (U8x32)select) & broadcast(uint8_t{0x10});
+  const auto bits = (U8x32)broadcast(load<int32_t>(bytes));
+  const U8x32 spread = LLMSERVE_SHUFFLE_BYTES(bits, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+                                              18, 18, 18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19,
+                                              19, 19, 19);
+  const auto select = (U8x32)(U64x4{} + 0x8040201008040201u);
+  return (U8x32)((spread & select) == select) & broadcast(uint8_t{0x10});
 }
 
 struct Q8_0 {
@@ -146,11 +147,6 @@ LLMSERVE_INLINE F32x8 half_broadcast(const uint8_t* half) {
   return broadcast(Isa::from_half(U16x8{load<uint16_t>(half)})[0]);
 }
 
-LLMSERVE_INLINE I32x8 widen(uint32_t first, uint32_t second) {
-  const uint64_t bytes = static_cast<uint64_t>(second) << 32 | first;
-  return __builtin_convertvector((U8x8)bytes, I32x8);
-}
-
 // Two bits of each of 32 bytes; the shift is the group's place among four.
 LLMSERVE_INLINE U8x32 two_bits(const uint8_t* bytes, int place) {
   const auto value = load<U8x32>(bytes);
@@ -183,8 +179,10 @@ LLMSERVE_INLINE RowScales six_bit_scales(const uint8_t* block) {
   const auto a = load<uint32_t>(block + 4);
   const auto b = load<uint32_t>(block + 8);
   const auto c = load<uint32_t>(block + 12);
-  const I32x8 scale = widen(a & 0x3f3f3f3fu, (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u));
-  const I32x8 min = widen(b & 0x3f3f3f3fu, (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u));
+  const uint64_t scale_high = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
+  const uint64_t min_high = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+  const I32x8 scale = Isa::widen_bytes(scale_high << 32 | (a & 0x3f3f3f3fu));
+  const I32x8 min = Isa::widen_bytes(min_high << 32 | (b & 0x3f3f3f3fu));
   RowScales s;
   s.scale = half_broadcast<Isa>(block) * to_float(scale);
   s.min = -half_broadcast<Isa>(block + 2) * to_float(min);
@@ -230,8 +228,8 @@ struct Q6_K {
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
-    // Pairs of int8, one pair a group: the first is shifted up to be sign-extended on its way back.
-    const I32x8 pairs = __builtin_convertvector(load<U16x8>(block + 192), I32x8);
+    // A pair of int8 for each group; the shifts extend their signs.
+    const I32x8 pairs = Isa::widen_halves(load<U16x8>(block + 192));
     RowScales s;
     s.scale = half_broadcast<Isa>(block + 208);
     s.sub[0] = pairs << 24 >> 24;
@@ -257,12 +255,11 @@ struct Q3_K {
     const uint64_t first = (low & kNibbles) | (high_first & kTwoBits) << 4;
     const uint64_t second = (low >> 4 & kNibbles) | (high_first >> 4 & kTwoBits) << 4;
     // Even bytes are the first halves of groups, odd bytes the second halves.
-    const U16x8 pairs = (U16x8)U64x2{first, second};
-    const I32x8 wide = __builtin_convertvector(pairs, I32x8);
+    const I32x8 pairs = Isa::widen_halves((U16x8)U64x2{first, second});
     RowScales s;
     s.scale = half_broadcast<Isa>(block + 108);
-    s.sub[0] = (wide & 0xff) - 32;
-    s.sub[1] = (wide >> 8) - 32;
+    s.sub[0] = (pairs & 0xff) - 32;
+    s.sub[1] = (pairs >> 8) - 32;
     return s;
   }
 
@@ -281,7 +278,7 @@ struct Q2_K {
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
-    const I32x8 pairs = __builtin_convertvector(load<U16x8>(block), I32x8);
+    const I32x8 pairs = Isa::widen_halves(load<U16x8>(block));
     RowScales s;
     s.scale = half_broadcast<Isa>(block + 80);
     s.min = -half_broadcast<Isa>(block + 82);

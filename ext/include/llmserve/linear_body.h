@@ -1,10 +1,10 @@
 // The kernels of linear.h over a struct `Isa` that the including file defines before.
 //
-// Isa gives: kMaxTokens (tokens in flight); from_half(U16x8) -> F32x8; fma(a, b, c);
-// max_abs_bits and round_to_int for the activations; encode_subscale(I32x8); pair_dot(pairs, pairs)
-// -> products of int16 pairs, added; kKeepsOffset<Format>, false where group_dots takes the offset
-// out itself; group_dots<Format, kTokens>(tile, g, chunks, sums): exact sums over a group of
-// sub * quant * activation.
+// Isa gives: kMaxTokens (tokens in flight); from_half, widen_bytes, widen_halves, narrow
+// (conversions); fma(a, b, c); pair_dot(a, b), which multiplies pairs of int16 and adds both
+// products; encode_subscale, for what group_dots reads from Tile::sub; kKeepsOffset<Format>, false
+// where group_dots takes the offset out itself; group_dots<Format, kTokens>(tile, g, chunks, sums),
+// the exact sums over a group of sub * quant * activation.
 //
 // Whatever the number of tokens, each output is the same chain of float operations.
 #pragma once
@@ -16,37 +16,36 @@ namespace {
 
 constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
 constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
+constexpr float kMaxFloat = 0x1.fffffep127f;
 
 LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
   F32x8 v[4];
   I32x8 max_bits = {};
   for (int i = 0; i < 4; ++i) {
     v[i] = load<F32x8>(x + 8 * i);
-    // As integers, so that a NaN counts as the largest and reaches the scale.
-    const I32x8 bits = (I32x8)v[i] & 0x7fffffff;
-    max_bits = bits > max_bits ? bits : max_bits;
+    // Compared as integers, so that a NaN counts as the largest and reaches the scale.
+    max_bits = max(max_bits, (I32x8)v[i] & 0x7fffffff);
   }
-  int32_t max = 0;
-  for (int i = 0; i < 8; ++i) max = max_bits[i] > max ? max_bits[i] : max;
-  const auto max_abs = load<float>(&max);
-  // Below, 127 / max_abs could overflow; such a group counts as zero.
-  const float inverse = max_abs > 1e-35f && max_abs < 3e38f ? 127.0f / max_abs : 0.0f;
-  // A NaN or an infinity makes the outputs NaN.
-  const float scale = max_abs < 3e38f ? max_abs / 127.0f : __builtin_nanf("");
-  int32_t sums[2] = {0, 0};
+  const int32_t bits = horizontal_max(max_bits);
+  const auto max_abs = load<float>(&bits);
+  // Of smaller numbers the inverse could overflow; such a group counts as zero. A group with a NaN
+  // or an infinity makes the outputs NaN.
+  const bool is_finite = max_abs <= kMaxFloat;
+  const float inverse = is_finite && max_abs > 1e-35f ? 127.0f / max_abs : 0.0f;
+  const float scale = is_finite ? max_abs / 127.0f : __builtin_nanf("");
+  I32x8 q[4];
   for (int i = 0; i < 4; ++i) {
-    // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, in the low bits.
-    const F32x8 shifted = v[i] * broadcast(inverse) + 12582912.0f;
-    const I32x8 q = inverse == 0.0f ? I32x8{} : (I32x8)shifted - 0x4b400000;
-    for (int j = 0; j < 8; ++j) {
-      chunk.quants[g][8 * i + j] = static_cast<int8_t>(q[j]);
-      sums[i / 2] += q[j];
-    }
+    // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
+    const F32x8 shifted = v[i] * broadcast(inverse) + 0x1.8p23f;
+    q[i] = inverse == 0.0f ? I32x8{} : (I32x8)shifted - 0x4b400000;
   }
+  const int32_t first = horizontal_sum(q[0] + q[1]);
+  const int32_t second = horizontal_sum(q[2] + q[3]);
+  store(chunk.quants[g], Isa::narrow(q));
   chunk.scale[g] = scale;
-  chunk.scaled_sum[g] = scale * static_cast<float>(sums[0] + sums[1]);
-  chunk.sums[g][0] = static_cast<int16_t>(sums[0]);
-  chunk.sums[g][1] = static_cast<int16_t>(sums[1]);
+  chunk.scaled_sum[g] = scale * static_cast<float>(first + second);
+  chunk.sums[g][0] = static_cast<int16_t>(first);
+  chunk.sums[g][1] = static_cast<int16_t>(second);
 }
 
 inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
@@ -139,7 +138,8 @@ void multiply_quantized(const LinearArgs& args, int64_t tile_begin, int64_t tile
     for (int64_t n = tile_begin; n < tile_end; ++n) {
       const uint8_t* rows[kTileRows];
       tile_rows(args.weight, row_bytes, n, rows);
-      F32x8 total[kTokenBlock] = {};
+      F32x8 total[kTokenBlock];
+      for (int t = 0; t < num_tokens; ++t) total[t] = F32x8{};
       for (int64_t g = 0; g < num_groups; g += kGroupsInChunk) {
         const int groups =
             static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
@@ -172,7 +172,7 @@ struct Float16 {
 struct BFloat16 {
   static constexpr int kBytes = 2;
   static LLMSERVE_INLINE F32x8 load8(const uint8_t* p) {
-    return (F32x8)(__builtin_convertvector(load<U16x8>(p), I32x8) << 16);
+    return (F32x8)(Isa::widen_halves(load<U16x8>(p)) << 16);
   }
 };
 
@@ -214,7 +214,8 @@ void multiply_float(const LinearArgs& args, int64_t tile_begin, int64_t tile_end
     for (int64_t n = tile_begin; n < tile_end; ++n) {
       const uint8_t* rows[kTileRows];
       tile_rows(args.weight, row_bytes, n, rows);
-      F32x8 total[kTokenBlock] = {};
+      F32x8 total[kTokenBlock];
+      for (int t = 0; t < num_tokens; ++t) total[t] = F32x8{};
       for (int64_t begin = 0; begin < num_cols; begin += kFloatChunk) {
         const int cols =
             static_cast<int>(num_cols - begin < kFloatChunk ? num_cols - begin : kFloatChunk);

@@ -10,8 +10,10 @@
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define LLMSERVE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define LLMSERVE_SHUFFLE_BYTES(a, ...) __builtin_shufflevector(a, a, __VA_ARGS__)
 #else
 #define LLMSERVE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (I32x8){__VA_ARGS__})
+#define LLMSERVE_SHUFFLE_BYTES(a, ...) __builtin_shuffle(a, (U8x32){__VA_ARGS__})
 #endif
 
 namespace llmserve {
@@ -59,6 +61,20 @@ LLMSERVE_INLINE F32x8 to_float(I32x8 value) { return __builtin_convertvector(val
 template <int kShift>
 LLMSERVE_INLINE U8x32 shifted_bits(U8x32 value, uint8_t mask) {
   return (U8x32)((U16x16)value >> kShift) & broadcast(mask);
+}
+
+LLMSERVE_INLINE int32_t horizontal_sum(I32x8 v) {
+  v += LLMSERVE_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v += LLMSERVE_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return v[0] + v[1];
+}
+
+LLMSERVE_INLINE I32x8 max(I32x8 a, I32x8 b) { return a > b ? a : b; }
+
+LLMSERVE_INLINE int32_t horizontal_max(I32x8 v) {
+  v = max(v, LLMSERVE_SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max(v, LLMSERVE_SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
 // Eight vectors of eight: element j of vector i becomes element i of vector j.
