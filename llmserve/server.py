@@ -215,7 +215,14 @@ class Server:
             root=str(self._files.path),
             scheduling_policy=self._config.scheduler.scheduling_policy,
         )
-        return make_app(engine, self._tokenizer, template, self._config.frontend, info)
+        return make_app(
+            engine,
+            self._tokenizer,
+            template,
+            self._config.frontend,
+            info,
+            seed=self._config.model.seed,
+        )
 
     def _served_names(self) -> tuple[str, ...]:
         return self._config.model.served_model_name or (self._files.name,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from aiohttp import web
 
 from llmserve.api.chat import create_chat_completion
@@ -27,9 +29,13 @@ def make_app(
     config: FrontendConfig,
     model: ModelInfo,
     *,
+    seed: int | None = None,
     body_timeout_s: float = 60.0,
 ) -> web.Application:
-    """The application; it owns no resources. Call once per engine (metrics are registered)."""
+    """The application; it owns no resources. Call once per engine (metrics are registered).
+
+    seed: where the seeds of requests without one come from; None draws them anew in each process.
+    """
     app = web.Application(
         client_max_size=config.max_request_bytes,
         middlewares=[
@@ -45,6 +51,7 @@ def make_app(
         config=config,
         model=model,
         defaults=SamplingDefaults.from_generation_config(model.generation_config),
+        seeds=random.SystemRandom() if seed is None else random.Random(seed),
         body_timeout_s=body_timeout_s,
     )
     app.on_response_prepare.append(make_prepare_hook(config.allowed_origins))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,13 @@ class ApiContext:
     config: FrontendConfig
     model: ModelInfo
     defaults: SamplingDefaults
+    seeds: random.Random  # of requests without a seed
+
     body_timeout_s: float = 60.0  # what a client gets to send its body
+
+    def draw_seed(self) -> int:
+        """A new non-negative 63-bit seed."""
+        return self.seeds.getrandbits(63)
 
     def resolve_model(self, name: str | None) -> str:
         """The name that the answer carries. Raises ModelNotFoundError."""

@@ -80,7 +80,7 @@ def make_generations(
         )
         check_min_tokens(sampling.min_tokens, max_tokens)
         # Equal prompts of a batch differ, unless the request fixes the seed.
-        seed = secrets.randbits(63) if request.seed is None else sampling.seed
+        seed = context.draw_seed() if request.seed is None else sampling.seed
         generations.append(
             GenerationRequest(
                 request_id=engine_id if len(prompts) == 1 else f"{engine_id}-{position}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import TypeVar
 
 from llmserve.api.context import ApiContext
@@ -59,7 +58,7 @@ def make_sampling_params(
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
-        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        seed=context.draw_seed() if request.seed is None else request.seed,
         logit_bias=request.logit_bias,
         allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
         bad_words_token_ids=_encode_bad_words(request.bad_words, context.tokenizer),

@@ -184,6 +184,7 @@ async def serving(
     generation_config: dict[str, Any] | None = None,
     scheduling_policy: str = "fcfs",
     names: tuple[str, ...] = (MODEL, "org/alias"),
+    seed: int | None = None,
     body_timeout_s: float = 60.0,
     **frontend: Any,
 ) -> AsyncIterator[Served]:
@@ -203,6 +204,7 @@ async def serving(
         ChatTemplate(TEMPLATE),
         config,
         model,
+        seed=seed,
         body_timeout_s=body_timeout_s,
     )
     app_runner = ApiRunner(app)

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmserve import __version__
 from llmserve.engine import EngineState
-from tests.server.harness import MAX_MODEL_LEN, MODEL, Served, wait_for
+from tests.server.harness import MAX_MODEL_LEN, MODEL, Served, serving, wait_for
 from tests.server.scripted_runner import BOS_ID
 
 
@@ -171,3 +171,16 @@ async def test_tokenization_refuses_what_makes_no_sense(
 
     assert answer.status == status
     assert answer.error["message"]
+
+
+async def test_server_seed_fixes_the_seeds_of_requests_without_one() -> None:
+    async def seeds(seed: int | None) -> list[int]:
+        async with serving(seed=seed) as served:
+            for _ in range(3):
+                await served.completed(temperature=1)
+            return [sampling.seed for sampling in served.runner.sampling_seen]
+
+    first, again, other = await seeds(7), await seeds(7), await seeds(None)
+
+    assert first == again
+    assert len({*first, *other}) == 6
