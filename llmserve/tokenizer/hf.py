@@ -119,7 +119,8 @@ class HFTokenizer(BytesTokenizer):
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
         )
-        return WindowStreamDecoder(decode, prompt_ids)
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return WindowStreamDecoder(decode, skipped.__contains__, prompt_ids)
 
     def _decode_by_backend(
         self, ids: list[int], *, skip_special_tokens: bool, spaces_between_special_tokens: bool

@@ -96,7 +96,7 @@ class CompiledTemplate:
         try:
             self.tree: nodes.Template = self._environment.parse(source)
             self._template = self._environment.from_string(source)
-        except (RecursionError, OverflowError) as error:
+        except (RecursionError, OverflowError, SyntaxError, MemoryError) as error:
             raise jinja2.TemplateError("the template is too deeply nested") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:

@@ -16,12 +16,22 @@ _NUM_PRIMING_TOKENS = 6  # of the prompt; enough context for the first token of 
 class WindowStreamDecoder:
     """Emits `decode(all ids)` in parts, given that a token depends on few neighbours."""
 
-    def __init__(self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        is_skipped: Callable[[int], bool],
+        prompt_ids: Sequence[int],
+    ) -> None:
+        """`is_skipped` names tokens without text: they would be no context for others."""
         self._decode = decode
-        self._window = list(prompt_ids[-_NUM_PRIMING_TOKENS:])
+        self._is_skipped = is_skipped
+        shown = [i for i in prompt_ids[-_MAX_WINDOW:] if not is_skipped(i)]
+        self._window = shown[-_NUM_PRIMING_TOKENS:]
         self._num_read = len(self._window)  # leading tokens of the window that were emitted
 
     def step(self, token_id: int) -> str:
+        if self._is_skipped(token_id):
+            return ""
         self._window.append(token_id)
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT) and len(self._window) - self._num_read < _MAX_WINDOW:

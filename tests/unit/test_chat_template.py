@@ -428,6 +428,20 @@ def test_a_request_may_bring_its_own_template() -> None:
     assert caught.value.param == "chat_template"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% for a in b %}" * 30 + "{% endfor %}" * 30,
+        "{{ 1" + " | abs" * 3000 + " }}",
+        "{{ 1 | no_filter }}",
+    ],
+)
+def test_a_source_that_is_no_template_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match="chat template is not valid"):
+        ChatTemplate(source)
+
+
 def test_a_model_without_template_refuses_chats() -> None:
     with pytest.raises(RequestError, match=r"no chat template.*--chat-template"):
         ChatTemplate(None).render([USER])

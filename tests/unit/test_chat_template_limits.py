@@ -14,6 +14,8 @@ MESSAGES = [{"role": "user", "content": "hi " * 1000}]
 FOREVER = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}"
     "{% endfor %}{% endfor %}",
+    "nested loops without calls": "{% set r = range(99999) %}{% for a in r %}{% for b in r %}"
+    "{% for c in r %}{% endfor %}{% endfor %}{% endfor %}",
     "recursive macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
     "{% endmacro %}{{ f(60) }}",
     "recursive loop": "{% for a in [range(9)] recursive %}{% for b in range(9) %}"

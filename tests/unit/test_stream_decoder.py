@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.tokenizer import Tokenizer
@@ -53,6 +53,7 @@ def stream(
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("skip", [True, False])
+@settings(max_examples=200)
 @given(data=st.data())
 def test_joined_steps_are_the_decoded_ids_whatever_the_ids(
     name: str, skip: bool, data: st.DataObject
