@@ -206,7 +206,9 @@ class Server:
         return AsyncEngine(engine, stats, max_model_len=loaded.max_model_len)
 
     def _make_app(self, engine: AsyncEngine) -> web.Application:
-        template = load_chat_template(self._files, self._tokenizer, self._config.frontend)
+        template = load_chat_template(
+            self._files, self._tokenizer, self._config.frontend, self._config.model.tokenizer
+        )
         info = ModelInfo(
             names=self._served_names(),
             max_model_len=self._loaded.max_model_len,
