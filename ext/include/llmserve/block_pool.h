@@ -9,7 +9,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace llmserve {
@@ -30,12 +29,14 @@ class BlockPool {
       blocks_[id].next = id + 1 == num_blocks ? 0 : id + 1;
     }
     num_free_ = num_blocks - 1;
-    cache_.reserve(num_blocks);
+    size_t num_buckets = 1;
+    while (num_buckets < blocks_.size()) num_buckets *= 2;
+    buckets_.assign(num_buckets, kNullBlock);
   }
 
   int32_t num_blocks() const { return num_blocks_; }
   int32_t num_free() const { return num_free_; }
-  int64_t num_cached() const { return static_cast<int64_t>(cache_.size()); }
+  int64_t num_cached() const { return num_cached_; }
   int32_t ref_count(int32_t id) const { return checked(id).ref_count; }
 
   // Null if the block has no hash.
@@ -87,22 +88,28 @@ class BlockPool {
     Block& block = checked(id);
     if (block.ref_count == 0) throw std::logic_error("block " + std::to_string(id) + " is free");
     if (block.is_cached) return;
-    const Key key{hash, group};
-    if (!cache_.emplace(key, id).second) return;
-    block.key = key;
+    if (find(hash, group) != kNullBlock) return;
+    block.key = Key{hash, group};
     block.is_cached = true;
+    int32_t& first = bucket(block.key);
+    block.next_in_bucket = first;
+    first = id;
+    ++num_cached_;
   }
 
   // The null block if there is none.
   int32_t find(const BlockHash& hash, int32_t group) const {
-    const auto found = cache_.find(Key{hash, group});
-    return found == cache_.end() ? kNullBlock : found->second;
+    const Key key{hash, group};
+    int32_t id = buckets_[bucket_index(key)];
+    while (id != kNullBlock && !(blocks_[id].key == key)) id = blocks_[id].next_in_bucket;
+    return id;
   }
 
   // No block is findable any more; references and eviction order stay.
   void reset_cache() {
-    cache_.clear();
     for (Block& block : blocks_) block.is_cached = false;
+    buckets_.assign(buckets_.size(), kNullBlock);
+    num_cached_ = 0;
   }
 
   // Free blocks, next one to be given out first.
@@ -147,20 +154,12 @@ class BlockPool {
     bool operator==(const Key& other) const { return group == other.group && hash == other.hash; }
   };
 
-  // The hashes are uniform already: any of their bytes will do.
-  struct KeyHash {
-    size_t operator()(const Key& key) const {
-      uint64_t first;
-      std::memcpy(&first, key.hash.data(), sizeof(first));
-      return first + static_cast<uint64_t>(key.group) * 0x9E3779B97F4A7C15u;
-    }
-  };
-
   // The free list is a ring through the null block: its next is the first to be given out.
   struct Block {
     int32_t prev = 0;
     int32_t next = 0;
     int32_t ref_count = 0;
+    int32_t next_in_bucket = 0;  // if cached; the null block ends the chain
     bool is_cached = false;
     Key key{};
   };
@@ -199,14 +198,27 @@ class BlockPool {
   void drop_hash(int32_t id) {
     Block& block = blocks_[id];
     if (!block.is_cached) return;
-    cache_.erase(block.key);
+    int32_t* at = &bucket(block.key);
+    while (*at != id) at = &blocks_[*at].next_in_bucket;
+    *at = block.next_in_bucket;
     block.is_cached = false;
+    --num_cached_;
   }
+
+  // Block hashes are uniform already: any of their bytes will do.
+  size_t bucket_index(const Key& key) const {
+    uint64_t bits;
+    std::memcpy(&bits, key.hash.data(), sizeof(bits));
+    bits += static_cast<uint64_t>(key.group) * 0x9E3779B97F4A7C15u;
+    return bits & (buckets_.size() - 1);
+  }
+  int32_t& bucket(const Key& key) { return buckets_[bucket_index(key)]; }
 
   int32_t num_blocks_;
   int32_t num_free_ = 0;
+  int64_t num_cached_ = 0;
   std::vector<Block> blocks_;
-  std::unordered_map<Key, int32_t, KeyHash> cache_;
+  std::vector<int32_t> buckets_;  // prefix cache: hash table of chains through the blocks
 };
 
 }  // namespace llmserve
