@@ -102,10 +102,10 @@ class KVCacheManager:
             if not hashes:
                 return CachedPrefix(0, [])
         num_rows = num_usable_blocks(cached, self._num_needed)
+        for found, needed in zip(cached, self._num_needed, strict=True):
+            start = 0 if needed is None else max(0, num_rows - needed)
+            found[:start] = [NULL_BLOCK] * start
         rows = [list(row) for row in zip(*(found[:num_rows] for found in cached), strict=True)]
-        for group, needed in enumerate(self._num_needed):
-            for row in rows[: 0 if needed is None else max(0, num_rows - needed)]:
-                row[group] = NULL_BLOCK
         return CachedPrefix(num_rows * self._block_size, rows)
 
     def start(self, request: Request, num_new_tokens: int, prefix: CachedPrefix) -> bool:
@@ -154,7 +154,7 @@ class KVCacheManager:
         hashes = self._hashes_of(request, num_full)
         for i in range(blocks.num_cached, num_full):
             self.pool.cache(hashes[i], blocks.rows[i])
-        blocks.num_cached = max(blocks.num_cached, num_full)
+        blocks.num_cached = num_full
 
     def fork(self, parent: Request, child: Request) -> list[tuple[int, int]] | None:
         """Gives a child with the same prompt the parent's blocks up to the last prompt token.

@@ -53,22 +53,18 @@ def num_usable_blocks(cached: list[list[int]], num_needed: list[int | None]) -> 
     (`num_needed[group]` None) must have all k blocks, one with a window the last
     `num_needed[group]` of them.
     """
-    longest = min(len(blocks) for blocks in cached)
+    usable = min(len(blocks) for blocks in cached)
     for blocks, needed in zip(cached, num_needed, strict=True):
-        if needed is None and 0 in blocks[:longest]:
-            longest = blocks.index(0)
-    windowed = [
-        (blocks, needed)
-        for blocks, needed in zip(cached, num_needed, strict=True)
-        if needed is not None
-    ]
-    runs = [0] * len(windowed)  # cached blocks in a row, up to the current one
-    usable = 0 if windowed else longest
-    for k in range(1, longest + 1):
-        is_usable = True
-        for i, (blocks, needed) in enumerate(windowed):
-            runs[i] = runs[i] + 1 if blocks[k - 1] else 0
-            is_usable &= runs[i] >= min(k, needed)
-        if is_usable and windowed:
-            usable = k
+        if needed is None and 0 in blocks[:usable]:
+            usable = blocks.index(0)
+    # Shorten until no window has a hole; where there is one, only what ends before it can do.
+    is_shorter = True
+    while is_shorter:
+        is_shorter = False
+        for blocks, needed in zip(cached, num_needed, strict=True):
+            start = 0 if needed is None else max(0, usable - needed)
+            window = blocks[start:usable]
+            if needed is not None and 0 in window:
+                usable -= window[::-1].index(0) + 1
+                is_shorter = True
     return usable
