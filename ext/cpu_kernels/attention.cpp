@@ -48,8 +48,7 @@ class Arena {
 
 class ThreadBuffers {
  public:
-  const TileBuffers& reserve(const AttentionArgs& args) {
-    const int64_t rows = std::max(kMaxTileRows, heads_per_kv_head(args));
+  const TileBuffers& reserve(const AttentionArgs& args, int64_t rows) {
     const int64_t dim = padded_dim(args);
     const int64_t unpacked = kRange * unpacked_stride(args);
     float* next = arena_.reserve(rows * (dim + kRange + 2 * record_size(args)) + 2 * unpacked);
@@ -86,6 +85,7 @@ struct Plan {
   std::vector<Tile> tiles;
   std::vector<Task> tasks;
   std::vector<int64_t> split_tiles;
+  int64_t max_rows = 0;  // of a tile
 };
 
 void check_lengths(const AttentionArgs& args) {
@@ -108,40 +108,70 @@ void check_lengths(const AttentionArgs& args) {
   }
 }
 
+int64_t num_queries_of(const AttentionArgs& args, int64_t seq) {
+  return args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
+}
+
+// The queries [first, first + count) of a sequence, and the ranges they see.
+Tile make_tile(const AttentionArgs& args, int64_t seq, int64_t first, int64_t count) {
+  const int64_t position = args.seq_lens[seq] - num_queries_of(args, seq) + first;
+  const int64_t low = args.sliding_window > 0 ? position - args.sliding_window + 1 : 0;
+  Tile tile{};
+  tile.seq = seq;
+  tile.first_query = first;
+  tile.num_queries = count;
+  tile.first_range = std::max<int64_t>(0, low) / kRange;
+  tile.end_range = (position + count - 1) / kRange + 1;
+  return tile;
+}
+
 // Late tiles first: they see the most keys, and threads should run out of work at the same time.
-void add_tiles(const AttentionArgs& args, int64_t seq, std::vector<Tile>& tiles) {
-  const int64_t num_queries = args.cu_seqlens_q[seq + 1] - args.cu_seqlens_q[seq];
-  const int64_t step = std::max<int64_t>(1, kMaxTileRows / heads_per_kv_head(args));
-  const int64_t num_steps = (num_queries + step - 1) / step;
-  for (int64_t i = num_steps - 1; i >= 0; --i) {
-    Tile tile{};
-    tile.seq = seq;
-    tile.first_query = i * step;
-    tile.num_queries = std::min(step, num_queries - tile.first_query);
-    const int64_t position = args.seq_lens[seq] - num_queries + tile.first_query;
-    const int64_t low = args.sliding_window > 0 ? position - args.sliding_window + 1 : 0;
-    tile.first_range = std::max<int64_t>(0, low) / kRange;
-    tile.end_range = (position + tile.num_queries - 1) / kRange + 1;
-    for (tile.kv_head = 0; tile.kv_head < args.num_kv_heads; ++tile.kv_head) tiles.push_back(tile);
+void add_tiles(const AttentionArgs& args, int64_t seq, int64_t kv_heads_per_tile, Plan& plan) {
+  const int64_t num_queries = num_queries_of(args, seq);
+  const int64_t step = std::max<int64_t>(1, kMaxHeadRows / heads_per_kv_head(args));
+  for (int64_t i = (num_queries + step - 1) / step - 1; i >= 0; --i) {
+    Tile tile = make_tile(args, seq, i * step, std::min(step, num_queries - i * step));
+    const int64_t num_kv_heads = is_direct(args, tile.num_queries) ? kv_heads_per_tile : 1;
+    for (int64_t head = 0; head < args.num_kv_heads; head += num_kv_heads) {
+      tile.first_kv_head = head;
+      tile.num_kv_heads = std::min(num_kv_heads, args.num_kv_heads - head);
+      plan.max_rows = std::max(plan.max_rows, num_rows(args, tile));
+      plan.tiles.push_back(tile);
+    }
   }
+}
+
+// All, unless the ranges of the sequences are too few to keep all threads busy.
+int64_t choose_kv_heads_per_tile(const AttentionArgs& args, int64_t num_tasks) {
+  int64_t num_ranges = 0;
+  for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
+    if (num_queries_of(args, seq) == 0) continue;
+    const Tile last = make_tile(args, seq, num_queries_of(args, seq) - 1, 1);
+    num_ranges += last.end_range - last.first_range;
+  }
+  return std::clamp<int64_t>(args.num_kv_heads * num_ranges / num_tasks, 1, args.num_kv_heads);
 }
 
 Plan make_plan(const AttentionArgs& args, int num_threads) {
   Plan plan;
-  for (int64_t seq = 0; seq < args.num_seqs; ++seq) add_tiles(args, seq, plan.tiles);
-  int64_t total = 0;
-  for (const Tile& tile : plan.tiles) {
-    total += (tile.end_range - tile.first_range) * num_rows(args, tile) * kRange;
+  const int64_t num_tasks = num_threads > 1 ? kTasksPerThread * num_threads : 1;
+  const int64_t kv_heads_per_tile = choose_kv_heads_per_tile(args, num_tasks);
+  for (int64_t seq = 0; seq < args.num_seqs; ++seq) {
+    add_tiles(args, seq, kv_heads_per_tile, plan);
   }
-  const int64_t most = std::max(kMinTaskPairs, total / (kTasksPerThread * num_threads));
+  int64_t num_pairs = 0;
+  for (const Tile& tile : plan.tiles) {
+    num_pairs += (tile.end_range - tile.first_range) * num_rows(args, tile) * kRange;
+  }
+  const int64_t task_pairs = std::max(kMinTaskPairs, num_pairs / num_tasks);
   for (size_t i = 0; i < plan.tiles.size(); ++i) {
     const Tile& tile = plan.tiles[i];
-    const int64_t pairs_per_range = num_rows(args, tile) * kRange;
     const int64_t num_ranges = tile.end_range - tile.first_range;
-    int64_t step = num_ranges;
-    if (num_threads > 1) step = std::clamp<int64_t>(most / pairs_per_range, 1, num_ranges);
+    const int64_t step =
+        std::clamp<int64_t>(task_pairs / (num_rows(args, tile) * kRange), 1, num_ranges);
     for (int64_t begin = tile.first_range; begin < tile.end_range; begin += step) {
-      plan.tasks.push_back({static_cast<int64_t>(i), begin, std::min(begin + step, tile.end_range)});
+      const int64_t end = std::min(begin + step, tile.end_range);
+      plan.tasks.push_back({static_cast<int64_t>(i), begin, end});
     }
     if (step < num_ranges) plan.split_tiles.push_back(static_cast<int64_t>(i));
   }
@@ -163,11 +193,11 @@ void place_partials(const AttentionArgs& args, Plan& plan, Arena& arena) {
 
 // Calls f(i, buffers) for all i below n, handed out one by one.
 template <typename F>
-void for_each(const AttentionArgs& args, int64_t n, int num_threads, F f) {
+void for_each(const AttentionArgs& args, const Plan& plan, int64_t n, int num_threads, F f) {
   std::atomic<int64_t> next{0};
   parallel_for(std::min<int64_t>(n, num_threads), 1, [&](int64_t, int64_t) {
     thread_local ThreadBuffers thread_buffers;
-    const TileBuffers& buffers = thread_buffers.reserve(args);
+    const TileBuffers& buffers = thread_buffers.reserve(args, plan.max_rows);
     for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) f(i, buffers);
   });
 }
@@ -190,13 +220,13 @@ void paged_attention(const AttentionArgs& args) {
   place_partials(args, plan, partials);
   std::atomic<bool> is_ok{true};
   const int64_t num_tasks = static_cast<int64_t>(plan.tasks.size());
-  for_each(args, num_tasks, num_threads, [&](int64_t i, const TileBuffers& buffers) {
+  for_each(args, plan, num_tasks, num_threads, [&](int64_t i, const TileBuffers& buffers) {
     const Task& task = plan.tasks[i];
     if (!kernels.attend(args, plan.tiles[task.tile], task.begin, task.end, buffers)) is_ok = false;
   });
   if (!is_ok) throw std::out_of_range("a block table names a block that does not exist");
   const int64_t num_split = static_cast<int64_t>(plan.split_tiles.size());
-  for_each(args, num_split, num_threads, [&](int64_t i, const TileBuffers& buffers) {
+  for_each(args, plan, num_split, num_threads, [&](int64_t i, const TileBuffers& buffers) {
     kernels.merge(args, plan.tiles[plan.split_tiles[i]], buffers);
   });
 }

@@ -13,28 +13,56 @@
 namespace llmserve {
 namespace {
 
-constexpr int64_t kDirectRows = 8;  // tiles of at most so many rows read the cache as it is
 constexpr int64_t kChunk = 16;      // keys that stay in the first-level cache
+constexpr size_t kCacheLine = 64;    // bytes
 constexpr int64_t kSlice = 32;      // columns of V that do, for a whole range
 
 template <typename T>
 struct RangeData {
-  const T* keys[kRange];
+  const T* keys[kRange];  // K of the tile's first KV head; the next one's is head_dim further on
   const T* values[kRange];
   int64_t begin;  // keys of the range that any row sees
   int64_t end;
 };
 
+struct Shape {
+  int64_t dim;  // padded
+  int64_t num_kv_heads;
+  int64_t rows_per_head;
+  bool is_direct;
+
+  int64_t num_rows() const { return num_kv_heads * rows_per_head; }
+  int64_t record() const { return kRowHeader + dim; }
+};
+
+// Up to four rows of one KV head, which are worked on together.
+struct RowGroup {
+  int64_t first;
+  int64_t count;
+  int64_t offset;  // of their KV head in a row of K or V
+};
+
+template <typename F>
+inline void for_each_group(const Shape& shape, F f) {
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
+    for (int64_t r = 0; r < shape.rows_per_head; r += 4) {
+      f(RowGroup{head * shape.rows_per_head + r, std::min<int64_t>(4, shape.rows_per_head - r),
+                 head * shape.dim});
+    }
+  }
+}
+
 // scores[row][key] = q[row] . k[key] for kRows x kKeys; every pair has its own sum.
 template <int kRows, int kKeys, typename T>
-inline void score_block(const float* q, int64_t dim, const T* const* keys, float* scores) {
+inline void score_block(const float* q, int64_t dim, const T* const* keys, int64_t offset,
+                        float* scores) {
   Vec8 sums[kRows][kKeys];
   for (auto& row : sums) {
     for (Vec8& sum : row) sum = zero();
   }
   for (int64_t d = 0; d < dim; d += kLanes) {
     Vec8 k[kKeys];
-    for (int j = 0; j < kKeys; ++j) k[j] = load(keys[j] + d);
+    for (int j = 0; j < kKeys; ++j) k[j] = load(keys[j] + offset + d);
     for (int r = 0; r < kRows; ++r) {
       const Vec8 x = load(q + r * dim + d);
       for (int j = 0; j < kKeys; ++j) sums[r][j] = fma(x, k[j], sums[r][j]);
@@ -43,35 +71,54 @@ inline void score_block(const float* q, int64_t dim, const T* const* keys, float
   for (int r = 0; r < kRows; ++r) store_sums<kKeys>(scores + r * kRange, sums[r]);
 }
 
+// Brings to the second-level cache what is needed soon: K of a chunk further on, and V of this one.
+// Doubles the speed where the cache is read from memory; a hint for the first level gains less.
+// Always inlined, as GCC drops calls to functions that do nothing but this.
+template <typename T>
+__attribute__((always_inline)) inline void prefetch(const RangeData<T>& range, int64_t key,
+                                                    int64_t offset, int64_t dim) {
+  const T* ahead = range.keys[std::min(key + kChunk, range.end - 1)] + offset;
+  const T* values = range.values[key] + offset;
+  for (int64_t i = 0; i < dim; i += kCacheLine / sizeof(T)) {
+    __builtin_prefetch(ahead + i, 0, 2);
+    __builtin_prefetch(values + i, 0, 2);
+  }
+}
+
 template <int kRows, typename T>
-void score_rows(const float* q, int64_t dim, const T* const* keys, int64_t begin, int64_t end,
-                float* scores) {
+void score_rows(const RangeData<T>& range, const Shape& shape, const TileBuffers& b,
+                RowGroup group, int64_t begin, int64_t end) {
   constexpr int kKeys = kRows <= 2 ? 4 : 2;
+  const float* q = b.q + group.first * shape.dim;
+  float* scores = b.scores + group.first * kRange;
   int64_t j = begin;
   for (; j + kKeys <= end; j += kKeys) {
-    score_block<kRows, kKeys>(q, dim, keys + j, scores + j);
+    for (int i = 0; shape.is_direct && i < kKeys; ++i) {
+      prefetch(range, j + i, group.offset, shape.dim);
+    }
+    score_block<kRows, kKeys>(q, shape.dim, range.keys + j, group.offset, scores + j);
   }
-  for (; j < end; ++j) score_block<kRows, 1>(q, dim, keys + j, scores + j);
+  for (; j < end; ++j) {
+    score_block<kRows, 1>(q, shape.dim, range.keys + j, group.offset, scores + j);
+  }
 }
 
 template <typename T>
-void compute_scores(const RangeData<T>& range, int64_t rows, int64_t dim, const TileBuffers& b) {
-  for (int64_t chunk = range.begin; chunk < range.end; chunk += kChunk) {
-    for (int64_t r = 0; r < rows; r += 4) {
-      const int64_t count = std::min<int64_t>(4, rows - r);
-      const int64_t low = *std::min_element(b.low + r, b.low + r + count);
-      const int64_t high = *std::max_element(b.high + r, b.high + r + count);
-      const int64_t begin = std::max(chunk, low);
-      const int64_t end = std::min(chunk + kChunk, high);
-      const float* q = b.q + r * dim;
-      float* scores = b.scores + r * kRange;
-      switch (count) {
-        case 1: score_rows<1>(q, dim, range.keys, begin, end, scores); break;
-        case 2: score_rows<2>(q, dim, range.keys, begin, end, scores); break;
-        case 3: score_rows<3>(q, dim, range.keys, begin, end, scores); break;
-        default: score_rows<4>(q, dim, range.keys, begin, end, scores); break;
-      }
+void compute_scores(const RangeData<T>& range, const Shape& shape, const TileBuffers& b) {
+  const auto score_group = [&](RowGroup group, int64_t chunk) {
+    const int64_t* low = b.low + group.first;
+    const int64_t* high = b.high + group.first;
+    const int64_t begin = std::max(chunk, *std::min_element(low, low + group.count));
+    const int64_t end = std::min(chunk + kChunk, *std::max_element(high, high + group.count));
+    switch (group.count) {
+      case 1: return score_rows<1>(range, shape, b, group, begin, end);
+      case 2: return score_rows<2>(range, shape, b, group, begin, end);
+      case 3: return score_rows<3>(range, shape, b, group, begin, end);
+      default: return score_rows<4>(range, shape, b, group, begin, end);
     }
+  };
+  for (int64_t chunk = range.begin; chunk < range.end; chunk += kChunk) {
+    for_each_group(shape, [&](RowGroup group) { score_group(group, chunk); });
   }
 }
 
@@ -103,105 +150,106 @@ void softmax_row(float* scores, int64_t low, int64_t high, float softcap_at, flo
 
 // o[row][column] += weights[row][key] * v[key][column], key after key, for kRows x 8 kVecs.
 template <int kRows, int kVecs, typename T>
-inline void add_block(const float* weights, const T* const* values, int64_t begin, int64_t end,
-                      int64_t column, float* o, int64_t o_stride) {
+inline void add_block(const float* weights, const T* const* values, int64_t offset, int64_t begin,
+                      int64_t end, float* o, int64_t o_stride) {
   Vec8 sums[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < kVecs; ++i) sums[r][i] = load(o + r * o_stride + column + i * kLanes);
+    for (int i = 0; i < kVecs; ++i) sums[r][i] = load(o + r * o_stride + i * kLanes);
   }
   for (int64_t j = begin; j < end; ++j) {
     Vec8 v[kVecs];
-    for (int i = 0; i < kVecs; ++i) v[i] = load(values[j] + column + i * kLanes);
+    for (int i = 0; i < kVecs; ++i) v[i] = load(values[j] + offset + i * kLanes);
     for (int r = 0; r < kRows; ++r) {
       const Vec8 weight = splat(weights[r * kRange + j]);
       for (int i = 0; i < kVecs; ++i) sums[r][i] = fma(weight, v[i], sums[r][i]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < kVecs; ++i) store(o + r * o_stride + column + i * kLanes, sums[r][i]);
+    for (int i = 0; i < kVecs; ++i) store(o + r * o_stride + i * kLanes, sums[r][i]);
   }
 }
 
-struct Columns {
+// Part of V: keys of the range, columns of a KV head.
+struct Slice {
   int64_t begin;
   int64_t end;
+  int64_t first_column;
+  int64_t end_column;
 };
 
 template <int kRows, typename T>
-void add_rows(const float* weights, const T* const* values, int64_t begin, int64_t end,
-              Columns columns, float* o, int64_t o_stride) {
+void add_rows(const float* weights, const T* const* values, int64_t offset, Slice slice, float* o,
+              int64_t o_stride) {
   constexpr int kVecs = kRows <= 2 ? 8 / kRows : 2;
-  if (begin >= end) return;
-  int64_t c = columns.begin;
-  for (; c + kVecs * kLanes <= columns.end; c += kVecs * kLanes) {
-    add_block<kRows, kVecs>(weights, values, begin, end, c, o, o_stride);
+  if (slice.begin >= slice.end) return;
+  int64_t c = slice.first_column;
+  for (; c + kVecs * kLanes <= slice.end_column; c += kVecs * kLanes) {
+    add_block<kRows, kVecs>(weights, values, offset + c, slice.begin, slice.end, o + c, o_stride);
   }
-  for (; c < columns.end; c += kLanes) {
-    add_block<kRows, 1>(weights, values, begin, end, c, o, o_stride);
+  for (; c < slice.end_column; c += kLanes) {
+    add_block<kRows, 1>(weights, values, offset + c, slice.begin, slice.end, o + c, o_stride);
   }
 }
 
-// Up to four rows together where all of them see the key, else one by one: a key that a row does
-// not see may hold NaN, which a weight of 0 would not keep out.
+// All rows of the group together where all of them see the key, else one by one: a key that a row
+// does not see may hold NaN, which a weight of 0 would not keep out.
 template <typename T>
-void add_row_group(const RangeData<T>& range, const TileBuffers& b, int64_t first_row,
-                   int64_t count, int64_t chunk, int64_t chunk_end, Columns columns,
-                   float* records, int64_t record) {
-  const int64_t* low = b.low + first_row;
-  const int64_t* high = b.high + first_row;
-  const float* weights = b.scores + first_row * kRange;
-  float* o = records + first_row * record + kRowHeader;
-  const int64_t shared_end =
-      std::max(chunk, std::min(chunk_end, *std::min_element(high, high + count)));
-  const int64_t shared_begin =
-      std::min(shared_end, std::max(chunk, *std::max_element(low, low + count)));
+void add_group(const RangeData<T>& range, const Shape& shape, const TileBuffers& b, RowGroup group,
+               Slice slice, float* records) {
+  const int64_t count = group.count;
+  const int64_t offset = group.offset;
+  const int64_t* low = b.low + group.first;
+  const int64_t* high = b.high + group.first;
+  const int64_t stride = shape.record();
+  const float* weights = b.scores + group.first * kRange;
+  float* o = records + group.first * stride + kRowHeader;
+  Slice shared = slice;
+  shared.end = std::max(slice.begin, std::min(slice.end, *std::min_element(high, high + count)));
+  shared.begin = std::min(shared.end, std::max(slice.begin, *std::max_element(low, low + count)));
   const auto add_each = [&](int64_t begin, int64_t end) {
-    for (int64_t r = 0; r < count; ++r) {
-      add_rows<1>(weights + r * kRange, range.values, std::max(begin, low[r]),
-                  std::min(end, high[r]), columns, o + r * record, record);
+    for (int64_t r = 0; begin < end && r < count; ++r) {
+      const Slice seen{std::max(begin, low[r]), std::min(end, high[r]), slice.first_column,
+                       slice.end_column};
+      add_rows<1>(weights + r * kRange, range.values, offset, seen, o + r * stride, stride);
     }
   };
-  add_each(chunk, shared_begin);
+  add_each(slice.begin, shared.begin);
   switch (count) {
-    case 1: add_rows<1>(weights, range.values, shared_begin, shared_end, columns, o, record); break;
-    case 2: add_rows<2>(weights, range.values, shared_begin, shared_end, columns, o, record); break;
-    case 3: add_rows<3>(weights, range.values, shared_begin, shared_end, columns, o, record); break;
-    default: add_rows<4>(weights, range.values, shared_begin, shared_end, columns, o, record);
+    case 1: add_rows<1>(weights, range.values, offset, shared, o, stride); break;
+    case 2: add_rows<2>(weights, range.values, offset, shared, o, stride); break;
+    case 3: add_rows<3>(weights, range.values, offset, shared, o, stride); break;
+    default: add_rows<4>(weights, range.values, offset, shared, o, stride); break;
   }
-  add_each(shared_end, chunk_end);
+  add_each(shared.end, slice.end);
 }
 
 template <typename T>
-void add_values(const RangeData<T>& range, int64_t rows, int64_t dim, const TileBuffers& b,
+void add_values(const RangeData<T>& range, const Shape& shape, const TileBuffers& b,
                 float* records) {
-  const bool is_direct = rows <= kDirectRows;
-  const int64_t chunk_size = is_direct ? kChunk : kRange;
-  const int64_t slice_size = is_direct ? dim : kSlice;
-  const int64_t record = kRowHeader + dim;
-  for (int64_t chunk = range.begin; chunk < range.end; chunk += chunk_size) {
-    const int64_t chunk_end = std::min(chunk + chunk_size, range.end);
-    for (int64_t c = 0; c < dim; c += slice_size) {
-      const Columns columns{c, std::min(c + slice_size, dim)};
-      for (int64_t r = 0; r < rows; r += 4) {
-        const int64_t count = std::min<int64_t>(4, rows - r);
-        add_row_group(range, b, r, count, chunk, chunk_end, columns, records, record);
-      }
+  const int64_t num_keys = shape.is_direct ? kChunk : kRange;
+  const int64_t num_columns = shape.is_direct ? shape.dim : kSlice;
+  for (int64_t j = range.begin; j < range.end; j += num_keys) {
+    for (int64_t c = 0; c < shape.dim; c += num_columns) {
+      const Slice slice{j, std::min(j + num_keys, range.end), c,
+                        std::min(c + num_columns, shape.dim)};
+      for_each_group(shape, [&](RowGroup group) {
+        add_group(range, shape, b, group, slice, records);
+      });
     }
   }
 }
 
 template <typename T>
-void attend_range(const AttentionArgs& args, const RangeData<T>& range, int64_t rows,
+void attend_range(const RangeData<T>& range, const Shape& shape, float softcap_at,
                   const TileBuffers& b, float* records) {
-  const int64_t dim = padded_dim(args);
-  compute_scores(range, rows, dim, b);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* record = records + r * (kRowHeader + dim);
-    std::fill(record, record + kRowHeader + dim, 0.0f);
+  compute_scores(range, shape, b);
+  for (int64_t r = 0; r < shape.num_rows(); ++r) {
+    float* record = records + r * shape.record();
+    std::fill(record, record + shape.record(), 0.0f);
     if (b.low[r] >= b.high[r]) continue;
-    softmax_row(b.scores + r * kRange, b.low[r], b.high[r], args.logit_softcap, record);
+    softmax_row(b.scores + r * kRange, b.low[r], b.high[r], softcap_at, record);
   }
-  add_values(range, rows, dim, b, records);
+  add_values(range, shape, b, records);
 }
 
 // Adds a range's record to the total of the ranges before it.
@@ -232,46 +280,56 @@ int64_t first_position(const AttentionArgs& args, const Tile& tile) {
   return args.seq_lens[tile.seq] - num_queries + tile.first_query;
 }
 
-void load_queries(const AttentionArgs& args, const Tile& tile, float* target) {
+// Calls f(row, query, head) for all rows of the tile; head counts from the model's first.
+template <typename F>
+inline void for_each_row(const AttentionArgs& args, const Tile& tile, F f) {
   const int64_t group = heads_per_kv_head(args);
-  const int64_t dim = padded_dim(args);
-  for (int64_t r = 0; r < num_rows(args, tile); ++r, target += dim) {
-    const int64_t head = tile.kv_head * group + r % group;
-    const float* q = args.q + (first_token(args, tile) + r / group) * args.q_token_stride +
-                     head * args.q_head_stride;
-    for (int64_t d = 0; d < args.head_dim; ++d) target[d] = q[d] * args.scale;
-    std::fill(target + args.head_dim, target + dim, 0.0f);
+  int64_t row = 0;
+  for (int64_t h = tile.first_kv_head; h < tile.first_kv_head + tile.num_kv_heads; ++h) {
+    for (int64_t query = 0; query < tile.num_queries; ++query) {
+      for (int64_t i = 0; i < group; ++i) f(row++, query, h * group + i);
+    }
   }
 }
 
+void load_queries(const AttentionArgs& args, const Tile& tile, float* target) {
+  const int64_t dim = padded_dim(args);
+  const float* queries = args.q + first_token(args, tile) * args.q_token_stride;
+  for_each_row(args, tile, [&](int64_t row, int64_t query, int64_t head) {
+    const float* q = queries + query * args.q_token_stride + head * args.q_head_stride;
+    float* scaled = target + row * dim;
+    for (int64_t d = 0; d < args.head_dim; ++d) scaled[d] = q[d] * args.scale;
+    std::fill(scaled + args.head_dim, scaled + dim, 0.0f);
+  });
+}
+
 void write_output(const AttentionArgs& args, const Tile& tile, const float* records) {
-  const int64_t group = heads_per_kv_head(args);
-  for (int64_t r = 0; r < num_rows(args, tile); ++r, records += record_size(args)) {
-    const int64_t head = tile.kv_head * group + r % group;
-    const int64_t token = first_token(args, tile) + r / group;
+  for_each_row(args, tile, [&](int64_t row, int64_t query, int64_t head) {
+    const float* record = records + row * record_size(args);
+    const int64_t token = first_token(args, tile) + query;
     float* out = args.out + (token * args.num_heads + head) * args.head_dim;
-    const float inverse = 1.0f / records[1];
-    for (int64_t d = 0; d < args.head_dim; ++d) out[d] = records[kRowHeader + d] * inverse;
-  }
+    const float inverse = 1.0f / record[1];
+    for (int64_t d = 0; d < args.head_dim; ++d) out[d] = record[kRowHeader + d] * inverse;
+  });
 }
 
 // Which keys of the range each row sees, as offsets within the range.
 template <typename T>
 void set_bounds(const AttentionArgs& args, const Tile& tile, int64_t range_idx,
                 const TileBuffers& b, RangeData<T>& range) {
-  const int64_t group = heads_per_kv_head(args);
   const int64_t start = range_idx * kRange;
+  const int64_t first = first_position(args, tile);
   range.begin = kRange;
   range.end = 0;
-  for (int64_t r = 0; r < num_rows(args, tile); ++r) {
-    const int64_t position = first_position(args, tile) + r / group;
+  for_each_row(args, tile, [&](int64_t r, int64_t query, int64_t) {
+    const int64_t position = first + query;
     const int64_t low = args.sliding_window > 0 ? position - args.sliding_window + 1 : 0;
     b.low[r] = std::clamp<int64_t>(low - start, 0, kRange);
     b.high[r] = std::clamp<int64_t>(position + 1 - start, 0, kRange);
-    if (b.low[r] >= b.high[r]) continue;
+    if (b.low[r] >= b.high[r]) return;
     range.begin = std::min(range.begin, b.low[r]);
     range.end = std::max(range.end, b.high[r]);
-  }
+  });
 }
 
 // Looks the range's keys up in the block table.
@@ -279,7 +337,7 @@ template <typename T>
 bool locate(const AttentionArgs& args, const Tile& tile, int64_t range_idx, RangeData<T>& range) {
   const int32_t* table = args.block_tables + tile.seq * args.table_stride;
   const int64_t token_stride = args.num_kv_heads * args.head_dim;
-  const int64_t head_offset = tile.kv_head * args.head_dim;
+  const int64_t head_offset = tile.first_kv_head * args.head_dim;
   int64_t j = range.begin;
   while (j < range.end) {
     const int64_t position = range_idx * kRange + j;
@@ -303,7 +361,7 @@ void unpack_row(const T* source, int64_t count, float* target) {
   if (i < count) store(target + i, load_part(source + i, count - i));
 }
 
-// Unpacks the range's K and V to float rows, padded with zeros.
+// Unpacks the range's K and V of one KV head to float rows, padded with zeros.
 template <typename T>
 void unpack(const AttentionArgs& args, const RangeData<T>& range, const TileBuffers& b,
             RangeData<float>& unpacked) {
@@ -321,9 +379,10 @@ void unpack(const AttentionArgs& args, const RangeData<T>& range, const TileBuff
 template <typename T>
 bool attend_typed(const AttentionArgs& args, const Tile& tile, int64_t begin, int64_t end,
                   const TileBuffers& b) {
-  const int64_t rows = num_rows(args, tile);
-  const int64_t record = record_size(args);
-  const bool is_direct = rows <= kDirectRows && args.head_dim % kLanes == 0;
+  const Shape shape{padded_dim(args), tile.num_kv_heads,
+                    rows_per_kv_head(args, tile.num_queries), is_direct(args, tile.num_queries)};
+  const int64_t rows = shape.num_rows();
+  const int64_t record = shape.record();
   load_queries(args, tile, b.q);
   for (int64_t r = 0; r < rows; ++r) b.total[r * record + 1] = 0.0f;
   for (int64_t i = begin; i < end; ++i) {
@@ -332,16 +391,16 @@ bool attend_typed(const AttentionArgs& args, const Tile& tile, int64_t begin, in
     RangeData<T> range;
     set_bounds(args, tile, i, b, range);
     if (!locate(args, tile, i, range)) return false;
-    if (is_direct) {
-      attend_range(args, range, rows, b, records);
+    if (shape.is_direct) {
+      attend_range(range, shape, args.logit_softcap, b, records);
     } else {
       RangeData<float> unpacked;
       unpack(args, range, b, unpacked);
-      attend_range(args, unpacked, rows, b, records);
+      attend_range(unpacked, shape, args.logit_softcap, b, records);
     }
     if (tile.partials != nullptr) continue;
     for (int64_t r = 0; r < rows; ++r) {
-      merge_record(b.total + r * record, records + r * record, padded_dim(args));
+      merge_record(b.total + r * record, records + r * record, shape.dim);
     }
   }
   if (tile.partials == nullptr) write_output(args, tile, b.total);

@@ -1,11 +1,11 @@
 // The unit of attention work, and the functions on it that exist once per instruction set.
 //
-// A tile is a run of queries of one sequence, with the heads that share one KV head: its rows are
-// (query, head) pairs, query-major. The context is divided into ranges of kRange keys, aligned to
-// absolute positions. A row's softmax is computed for each range on its own, with reductions whose
-// order depends on positions alone; the partial results are then merged in ascending order. So a
-// row's result is the same bits whatever shares the tile, the batch or the step with it, and
-// whether one thread walks over the ranges or several do.
+// A tile is a run of queries of one sequence with the heads of one or more KV heads. Its rows are
+// (KV head, query, head) triples, in this order. The context is divided into ranges of kRange keys,
+// aligned to absolute positions. A row's softmax is computed for each range on its own, with
+// reductions whose order depends on positions alone; the partial results are then merged in
+// ascending order. So a row's result is the same bits whatever shares the tile, the batch or the
+// step with it, and whether one thread walks over the ranges or several do.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,16 @@
 namespace llmserve {
 
 constexpr int64_t kRange = 128;       // keys
-constexpr int64_t kMaxTileRows = 64;  // more only if a single query has more heads per KV head
+constexpr int64_t kMaxHeadRows = 64;  // rows per KV head; more only if a single query has more
+// Tiles of at most so many rows per KV head read the cache as it is, and may have several KV heads,
+// which lie side by side in memory; others unpack K and V to floats first.
+constexpr int64_t kMaxDirectRows = 8;
 constexpr int64_t kRowHeader = 8;     // floats before the output in a row's record
 
 struct Tile {
   int64_t seq;
-  int64_t kv_head;
+  int64_t first_kv_head;
+  int64_t num_kv_heads;
   int64_t first_query;  // within the sequence's queries of this step
   int64_t num_queries;
   int64_t first_range;
@@ -35,8 +39,14 @@ inline int64_t record_size(const AttentionArgs& args) { return kRowHeader + padd
 inline int64_t heads_per_kv_head(const AttentionArgs& args) {
   return args.num_heads / args.num_kv_heads;
 }
+inline int64_t rows_per_kv_head(const AttentionArgs& args, int64_t num_queries) {
+  return num_queries * heads_per_kv_head(args);
+}
 inline int64_t num_rows(const AttentionArgs& args, const Tile& tile) {
-  return tile.num_queries * heads_per_kv_head(args);
+  return tile.num_kv_heads * rows_per_kv_head(args, tile.num_queries);
+}
+inline bool is_direct(const AttentionArgs& args, int64_t num_queries) {
+  return rows_per_kv_head(args, num_queries) <= kMaxDirectRows && args.head_dim % 8 == 0;
 }
 // Rows of the unpacked K and V are this far apart, so that equal columns differ in cache set.
 inline int64_t unpacked_stride(const AttentionArgs& args) { return padded_dim(args) + 16; }

@@ -1,5 +1,5 @@
-// Eight floats that are worked on at once: an AVX2 register if LLMSERVE_AVX2 is defined, else two of
-// the compiler's own vectors of four. Included by one source file per instruction set, after its
+// Eight floats that are worked on at once: an AVX2 register if LLMSERVE_AVX2 is defined, else two
+// of the compiler's own vectors of four. Included by one source file per instruction set, after its
 // target pragma and after the standard headers; everything is in an unnamed namespace, so that the
 // linker cannot mix code of two instruction sets. Both kinds round alike, but for fma, which on a
 // machine without the instruction rounds twice.
