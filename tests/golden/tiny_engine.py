@@ -63,11 +63,26 @@ class TinyEngine:
         self, prompts: Sequence[list[int]], num_tokens: int = 64, **sampling: Any
     ) -> list[Output]:
         """Runs all prompts at once, greedily unless `sampling` says otherwise."""
-        params = SamplingParams(**{"temperature": 0.0, "max_tokens": num_tokens} | sampling)
+        params = _greedy(num_tokens, sampling)
         requests = [
             Request(str(next(self._ids)), prompt, params, arrival_time=time.monotonic())
             for prompt in prompts
         ]
+        return self._run(requests)
+
+    def generate_choices(self, prompt: list[int], n: int, num_tokens: int) -> list[Output]:
+        """n greedy choices of one prompt; the later ones fork from the first."""
+        params = _greedy(num_tokens, {})
+        ids = [str(next(self._ids)) for _ in range(n)]
+        requests = [
+            Request(
+                id, prompt, params, time.monotonic(), parent_id=ids[0] if id != ids[0] else None
+            )
+            for id in ids
+        ]
+        return self._run(requests)
+
+    def _run(self, requests: list[Request]) -> list[Output]:
         outputs = {request.request_id: Output() for request in requests}
         for request in requests:
             self.scheduler.add(request)
@@ -88,6 +103,10 @@ class TinyEngine:
             output.token_ids += event.token_ids
             output.logprobs += event.logprobs
             output.prompt_logprobs += event.prompt_logprobs or []
+
+
+def _greedy(num_tokens: int, sampling: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": num_tokens} | sampling)
 
 
 def make_prompts(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> list[list[int]]:
