@@ -7,7 +7,6 @@ file as untrusted: a wrong type or an absurd size is a StartupError before anyth
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from llmserve.layers import RopeConfig
 
 MAX_HEAD_DIM = 256  # what the attention kernels hold in registers and on the stack
 MAX_CONTEXT = 1 << 26
+_MAX_NUMBER = 1e12
 
 
 class QKNorm(enum.Enum):
@@ -134,12 +134,17 @@ class Fields:
         return int(value)
 
     def number(
-        self, key: str, default: float | None = None, *, above: float = 0.0, maximum: float = 1e12
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        above: float = 0.0,
+        maximum: float = _MAX_NUMBER,
     ) -> float:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.reject(key, value, "a number")
-        if not (math.isfinite(value) and above < value <= maximum):
+        if not above < value <= maximum:  # NaN is not
             self.reject(key, value, f"a number above {above} and at most {maximum:g}")
         return float(value)
 
@@ -165,7 +170,7 @@ class Fields:
         return str(value)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        """A list of `length` finite numbers above 0."""
+        """A list of `length` numbers above 0."""
         value = self._get(key, None)
         is_list = isinstance(value, list) and len(value) == length
         if not is_list or not all(_is_positive(item) for item in value):
@@ -189,7 +194,7 @@ class Fields:
 
 def _is_positive(value: object) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]
+    return is_number and 0 < value <= _MAX_NUMBER  # type: ignore[operator]  # narrowed above
 
 
 def head_sizes(

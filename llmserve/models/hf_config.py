@@ -114,9 +114,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     names = named if isinstance(named, list) else []
     for name in names:
-        name = _ALIASES.get(name, name) if isinstance(name, str) else name
-        if name in _FAMILIES:
-            return str(name)
+        if isinstance(name, str) and _ALIASES.get(name, name) in _FAMILIES:
+            return _ALIASES.get(name, name)
     supported = ", ".join(sorted(_FAMILIES))
     raise StartupError(
         f"{_SOURCE}: the architecture {names[0] if names else named!r} is not supported; "
@@ -239,7 +238,11 @@ def _sliding_layers(
 def _layer_types(fields: Fields, num_layers: int) -> list[bool]:
     types = fields.raw("layer_types")
     known = ("sliding_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known):
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or not all(kind in known for kind in types)
+    ):
         fields.reject("layer_types", types, f"a list of {num_layers} of {' or '.join(known)}")
     return [kind == "sliding_attention" for kind in types]
 
