@@ -99,6 +99,18 @@ def test_cached_tokens_are_not_computed_again() -> None:
     assert loop.scheduler.take_counts() == (0, 0, 0)
 
 
+def test_output_is_reused_as_soon_as_its_block_is_full() -> None:
+    loop = Loop()
+    first = make_request("a", range(7))
+    loop.add(first)
+    loop.step()
+    loop.step()  # computes the first output token, the eighth in all
+
+    loop.add(make_request("b", [*first.token_ids]))
+
+    assert loop.step().num_computed_tokens == [8, 8]
+
+
 def test_reset_prefix_cache_forgets_what_was_computed() -> None:
     loop = Loop()
     loop.add(make_request("a", range(10), max_tokens=1))
