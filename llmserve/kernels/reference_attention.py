@@ -62,7 +62,7 @@ def paged_attention(
             if logit_softcap:
                 scores = logit_softcap * torch.tanh(scores / logit_softcap)
             result[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), v)
-    flat = result.float().reshape(q.shape[0], -1)
+    flat = result.float().flatten(1)
     return flat if out is None else out.copy_(flat)
 
 
