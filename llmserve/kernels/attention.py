@@ -40,7 +40,10 @@ def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
                 "[num_blocks, block_size, num_kv_heads, head_dim] in CPU memory, "
                 f"not {_describe(cache)}"
             )
-        if not cache[:1].is_contiguous():
+        _, _, num_kv_heads, head_dim = cache.shape
+        strides = (num_kv_heads * head_dim, head_dim, 1)
+        # The second look costs more and is needed where a dimension is 1, its stride being free.
+        if cache.stride()[1:] != strides and not cache[:1].is_contiguous():
             raise ValueError(f"each block of {name} must be contiguous, not {_describe(cache)}")
     if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
         raise ValueError(

@@ -19,11 +19,12 @@ def _describe(tensor: torch.Tensor) -> str:
 
 def _row_strides(name: str, x: torch.Tensor) -> tuple[int, int]:
     """Distances between tokens and between heads of [num_tokens, (num_heads,) size]."""
-    ndim = x.dim()
+    strides = x.stride()
+    ndim = len(strides)
     if (
         x.dtype != torch.float32
         or not 1 <= ndim <= 3
-        or (x.stride(-1) != 1 and x.shape[-1] > 1)
+        or (strides[-1] != 1 and x.shape[-1] > 1)
         or not x.is_cpu
     ):
         raise ValueError(
@@ -31,8 +32,8 @@ def _row_strides(name: str, x: torch.Tensor) -> tuple[int, int]:
             f"not {_describe(x)}"
         )
     if ndim == 3:
-        return x.stride(0), x.stride(1)
-    return (x.stride(0), 0) if ndim == 2 else (0, 0)
+        return strides[0], strides[1]
+    return (strides[0], 0) if ndim == 2 else (0, 0)
 
 
 def _check_vector(name: str, x: torch.Tensor, size: int) -> None:
@@ -56,6 +57,8 @@ def _rms_norm(
     _check_vector("weight", weight, size)
     if out is None:
         out = torch.empty(shape)
+    elif out.shape != shape:
+        raise ValueError(f"out must have the shape {tuple(shape)} of x, not {tuple(out.shape)}")
     out_strides = _row_strides("out", out)
     residual_ptr = 0
     residual_strides = (0, 0)
@@ -64,8 +67,6 @@ def _rms_norm(
         residual_ptr = residual.data_ptr()
         if residual.shape != shape:
             raise ValueError(f"residual must have the shape {tuple(shape)} of x")
-    if out.shape != shape:
-        raise ValueError(f"out must have the shape {tuple(shape)} of x, not {tuple(out.shape)}")
     _cpu_kernels.rms_norm(
         x.data_ptr(),
         *x_strides,
