@@ -170,7 +170,11 @@ class AsyncEngine:
     def _drain_inboxes(self) -> None:
         new, self._new = self._new, []
         for request, stream, arrival in new:
-            self._engine.add(request, stream, arrival)
+            try:
+                self._engine.add(request, stream, arrival)
+            except Exception:
+                logger.exception("request %s could not be queued", request.request_id)
+                stream.fail(EngineError("the request could not be queued"))
         aborted, self._aborted = self._aborted, []
         for request_id in aborted:
             self._engine.abort(request_id)

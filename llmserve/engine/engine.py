@@ -109,7 +109,16 @@ class Engine:
         return self._scheduler.kv_cache_usage
 
     def add(self, request: GenerationRequest, sink: Sink, arrival: float) -> None:
-        """Queues a request: one sequence per choice."""
+        """Queues a request: one sequence per choice. Raises without effect if one is refused."""
+        if request.request_id in self._requests:
+            raise ValueError(f"there is a request {request.request_id} already")
+        try:
+            self._add_choices(request, sink, arrival)
+        except Exception:
+            self.abort(request.request_id)
+            raise
+
+    def _add_choices(self, request: GenerationRequest, sink: Sink, arrival: float) -> None:
         state = RequestState(request.request_id, sink, {})
         self._requests[request.request_id] = state
         self._stats.request_params_n.observe(request.n)

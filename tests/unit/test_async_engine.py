@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from llmserve.scheduler import Scheduler
 
 from llmserve.config import CacheConfig, SchedulerConfig
 from llmserve.core import (
@@ -26,8 +25,10 @@ from llmserve.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineDrainingError,
+    EngineError,
     StepFailedError,
 )
+from llmserve.scheduler import Scheduler
 from tests.byte_tokenizer import ByteTokenizer
 from tests.fake_runner import FakeRunner
 
@@ -265,3 +266,15 @@ async def test_event_loop_runs_while_a_step_does(setup: Setup) -> None:
         worst, last = max(worst, now - last), now
 
     assert worst < 0.1
+
+
+async def test_request_that_cannot_be_queued_fails_alone(setup: Setup) -> None:
+    setup.runner.delay_s = 0.01
+    first = setup.generate(request_id="same", max_tokens=10)
+    await anext(first)
+
+    with pytest.raises(EngineError, match="queued"):
+        await collect(setup.generate(request_id="same"))
+
+    assert (await collect(first))[-1].finish_reason is FinishReason.LENGTH
+    assert setup.engine.state is EngineState.READY
