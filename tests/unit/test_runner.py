@@ -185,9 +185,14 @@ def test_prompt_logprobs_of_chunks_join_to_one_entry_per_token(runner: ModelRunn
     assert whole.prompt_logprobs is not None
     assert [len(part) if part is not None else None for part in parts] == [2, 4, 0, None]
     joined = [entry for part in parts for entry in part or []]
-    assert joined == whole.prompt_logprobs
-    assert joined[0] is None
-    assert [entry.token_id for entry in joined[1:] if entry] == PROMPT[1:]
+    assert joined[0] is whole.prompt_logprobs[0] is None
+    for entry, other, token_id in zip(
+        joined[1:], whole.prompt_logprobs[1:], PROMPT[1:], strict=True
+    ):
+        assert entry is not None
+        assert other is not None
+        assert entry.token_id == other.token_id == token_id
+        assert entry.logprob == pytest.approx(other.logprob, abs=1e-5)
 
 
 def test_sequence_that_resumes_with_output_does_not_repeat_prompt_logprobs(
