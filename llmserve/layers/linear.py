@@ -24,8 +24,9 @@ class Linear:
         self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None] | None = None
     ) -> None:
         self._parts = list(zip(weights, biases or [None] * len(weights), strict=True))
+        self._part_sizes = [weight.num_rows for weight in weights]
         self.num_cols = weights[0].num_cols
-        self.num_rows = sum(weight.num_rows for weight in weights)
+        self.num_rows = sum(self._part_sizes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: float32 [num_tokens, num_cols]; returns float32 [num_tokens, num_rows]."""
@@ -33,17 +34,10 @@ class Linear:
             weight, bias = self._parts[0]
             return kernels.linear(x, weight, bias)
         out = torch.empty(x.shape[0], self.num_rows)
-        begin = 0
-        for weight, bias in self._parts:
-            part = out[:, begin : begin + weight.num_rows]
+        for (weight, bias), part in zip(self._parts, out.split(self._part_sizes, 1), strict=True):
             # The kernel writes contiguous rows: those of a part are, if there is only one.
-            if part.is_contiguous():
+            if x.shape[0] == 1:
                 kernels.linear(x, weight, bias, part)
             else:
                 part.copy_(kernels.linear(x, weight, bias))
-            begin += weight.num_rows
         return out
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(weight.data.numel() for weight, _ in self._parts)
