@@ -92,7 +92,7 @@ class Attention:
         """q float32 [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
         shape = self._shape
         num_q, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        q, k, v = self._qkv(x).split((num_q, num_kv, num_kv), 1)
+        q, k, v = self._qkv(x).split_with_sizes((num_q, num_kv, num_kv), 1)
         if self._qk_norms is not None and not self._qk_norm_per_head:
             q_norm, k_norm = self._qk_norms
             q, k = q_norm(q), k_norm(k)

@@ -34,7 +34,9 @@ class Linear:
             weight, bias = self._parts[0]
             return kernels.linear(x, weight, bias)
         out = torch.empty(x.shape[0], self.num_rows)
-        for (weight, bias), part in zip(self._parts, out.split(self._part_sizes, 1), strict=True):
+        for (weight, bias), part in zip(
+            self._parts, out.split_with_sizes(self._part_sizes, 1), strict=True
+        ):
             # The kernel writes contiguous rows: those of a part are, if there is only one.
             if x.shape[0] == 1:
                 kernels.linear(x, weight, bias, part)
