@@ -48,10 +48,10 @@ def find_nvcc() -> str | None:
 def extensions() -> list[Extension]:
     """One module per folder of ext/ that has sources; CUDA folders only where nvcc is found."""
     modules: list[Extension] = []
-    for folder in ("block_allocator", "cpu_kernels"):
-        if sources := sorted(str(path) for path in (EXT / folder).glob("*.cpp")):
+    for name in ("block_allocator", "cpu_kernels"):
+        if sources := sorted(str(path) for path in (EXT / name).glob("*.cpp")):
             module = Pybind11Extension(
-                f"llmserve._{folder}",
+                f"llmserve._{name}",
                 sources,
                 include_dirs=[str(INCLUDE)],
                 extra_compile_args=CXX_FLAGS,
@@ -61,7 +61,8 @@ def extensions() -> list[Extension]:
             )
             module.optional = not REQUIRE_EXT
             modules.append(module)
-    cuda = sorted(str(path) for path in (EXT / "cuda_kernels").glob("*.c[up]*"))
+    folder = EXT / "cuda_kernels"
+    cuda = sorted(str(path) for path in [*folder.glob("*.cpp"), *folder.glob("*.cu")])
     if cuda and find_nvcc():
         modules.append(CudaExtension("llmserve._cuda_kernels", cuda, optional=not REQUIRE_EXT))
     return modules

@@ -16,7 +16,6 @@ namespace {
 
 constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
 constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
-constexpr float kMaxFloat = 0x1.fffffep127f;
 
 LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
   F32x8 v[4];
@@ -28,11 +27,10 @@ LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int 
   }
   const int32_t bits = horizontal_max(max_bits);
   const auto max_abs = load<float>(&bits);
-  // Of smaller numbers the inverse could overflow; such a group counts as zero. A group with a NaN
-  // or an infinity makes the outputs NaN.
-  const bool is_finite = max_abs <= kMaxFloat;
-  const float inverse = is_finite && max_abs > 1e-35f ? 127.0f / max_abs : 0.0f;
-  const float scale = is_finite ? max_abs / 127.0f : __builtin_nanf("");
+  // The inverse of smaller numbers could overflow, and that of a NaN or an infinity is no use: such
+  // groups get quants of 0. The scale of the latter makes the outputs NaN nevertheless.
+  const float inverse = max_abs > 1e-35f ? 127.0f / max_abs : 0.0f;
+  const float scale = max_abs / 127.0f;
   I32x8 q[4];
   for (int i = 0; i < 4; ++i) {
     // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
