@@ -77,14 +77,18 @@ def test_idle_workers_use_no_cpu() -> None:
     assert time.process_time() - before < 0.05
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_forked_child_computes_with_workers_of_its_own() -> None:
+    set_num_threads(2)
     weight = random_weight(GGMLType.Q8_0, 640, 256)
     x = torch.ones(4, 256)
     expected = linear(x, weight)
 
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(linear(x, weight), expected) else 1)
+        is_equal = torch.equal(linear(x, weight), expected)
+        num_threads = len(os.listdir("/proc/self/task"))
+        os._exit(0 if is_equal and num_threads == 2 else 1)
 
     assert os.waitpid(child, 0)[1] == 0
