@@ -93,7 +93,8 @@ def test_second_signal_ends_at_once() -> None:
     with running_server("--max-model-len", "8192") as server:
         body = {**STORY, "max_tokens": 8000, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
-            next(data_frames(stream))
+            frames = data_frames(stream)
+            next(frames)
             server.terminate()
             time.sleep(0.3)
             begin = time.monotonic()

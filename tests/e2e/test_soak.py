@@ -75,7 +75,7 @@ def wait_until_idle(server: ServerProcess) -> None:
 
 @pytest.mark.timeout(600)
 def test_500_requests_a_third_cut_off_leave_nothing_behind() -> None:
-    flags = ("--max-model-len", "512", "--num-gpu-blocks-override", "600")
+    flags = ("--max-model-len", "512", "--num-gpu-blocks-override", "48")
     with running_server(*flags, "--disable-log-requests") as server:
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
         num_fds = server.num_fds()
