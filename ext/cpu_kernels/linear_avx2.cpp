@@ -35,7 +35,7 @@ struct Isa : X86 {
 
   template <class Format, int kTokens>
   static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         I32x8* sums) {
+                                         int plane, I32x8* sums) {
     constexpr int kQuads = max_quads<Format>();
     for (int t = 0; t < kTokens; ++t) sums[t] = I32x8{};
 #pragma GCC unroll 8
@@ -48,7 +48,7 @@ struct Isa : X86 {
         const auto w = load<__m256i>(tile.quants[g][q]);
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[g] + 4 * q));
+          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[plane][g] + 4 * q));
           const __m256i products = multiply_quads<Format>(w, x);
           partial[t] = q == begin ? products : _mm256_add_epi16(partial[t], products);
         }

@@ -22,7 +22,7 @@ struct Isa : X86 {
 
   template <class Format, int kTokens>
   static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         I32x8* sums) {
+                                         int plane, I32x8* sums) {
     for (int t = 0; t < kTokens; ++t) sums[t] = I32x8{};
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
@@ -33,7 +33,7 @@ struct Isa : X86 {
         const auto w = load<__m256i>(tile.quants[g][q]);
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[g] + 4 * q));
+          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[plane][g] + 4 * q));
           dots[t] = _mm256_dpbusd_epi32(dots[t], w, x);
         }
       }

@@ -50,11 +50,27 @@ struct Isa {
     return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
   }
 
+  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* wide) {
+    constexpr int kColumns[4] = {0, 2, 1, 3};
+    const auto bytes = (U64x4)quants;
+    I32x8 sum = {};
+    for (int i = 0; i < 4; ++i) {
+      sum += widen_bytes(bytes[kColumns[i]]) *
+             __builtin_convertvector(load<I16x8>(wide + 8 * i), I32x8);
+    }
+    return sum;
+  }
+
+  static LLMSERVE_INLINE I32x8 sum_rows(I32x8 v[8]) {
+    transpose(v);
+    return v[0] + v[1] + v[2] + v[3] + v[4] + v[5] + v[6] + v[7];
+  }
+
   template <class Format, int kTokens>
   static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         I32x8* sums) {
+                                         int plane, I32x8* sums) {
     for (int t = 0; t < kTokens; ++t) {
-      const int8_t* x = chunks[t].quants[g];
+      const int8_t* x = chunks[t].quants[plane][g];
       I32x8 halves[2] = {};
       for (int q = 0; q < kGroup / 4; ++q) {
         const auto w = load<I32x8>(tile.quants[g][q]);

@@ -3,8 +3,10 @@
 // Isa gives: kMaxTokens (tokens in flight); from_half, widen_bytes, widen_halves, narrow
 // (conversions); fma(a, b, c); pair_dot(a, b), which multiplies pairs of int16 and adds both
 // products; encode_subscale, for what group_dots reads from Tile::sub; kKeepsOffset<Format>, false
-// where group_dots takes the offset out itself; group_dots<Format, kTokens>(tile, g, chunks, sums),
-// the exact sums over a group of sub * quant * activation.
+// where group_dots takes the offset out itself; group_dots<Format, kTokens>(tile, g, chunks, plane,
+// sums), the exact sums over a group of sub * quant * activation of one plane of the activations;
+// row_dot(quants, wide), whose lanes add up to a group's sum for one row; sum_rows, which adds the
+// lanes of eight of them.
 //
 // Whatever the number of tokens, each output is the same chain of float operations.
 #pragma once
@@ -15,7 +17,18 @@ namespace llmserve {
 namespace {
 
 constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
+constexpr int kFewTokens = 2;    // up to here rows are multiplied as they are stored
 constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
+
+// Stores a plane of a group and returns the sum of its quants.
+LLMSERVE_INLINE int32_t store_plane(const I32x8 q[4], ActivationChunk& chunk, int plane, int g) {
+  const int32_t first = horizontal_sum(q[0] + q[1]);
+  const int32_t second = horizontal_sum(q[2] + q[3]);
+  store(chunk.quants[plane][g], Isa::narrow(q));
+  chunk.sums[plane][g][0] = static_cast<int16_t>(first);
+  chunk.sums[plane][g][1] = static_cast<int16_t>(second);
+  return first + second;
+}
 
 LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
   F32x8 v[4];
@@ -31,19 +44,31 @@ LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int 
   // groups get quants of 0. The scale of the latter makes the outputs NaN nevertheless.
   const float inverse = max_abs > 1e-35f ? 127.0f / max_abs : 0.0f;
   const float scale = max_abs / 127.0f;
-  I32x8 q[4];
+  // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
+  constexpr float kRounder = 0x1.8p23f;
+  constexpr int32_t kRounderBits = 0x4b400000;
+  I32x8 coarse[4], fine[4];
   for (int i = 0; i < 4; ++i) {
-    // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
-    const F32x8 shifted = v[i] * broadcast(inverse) + 0x1.8p23f;
-    q[i] = inverse == 0.0f ? I32x8{} : (I32x8)shifted - 0x4b400000;
+    const F32x8 steps = v[i] * broadcast(inverse);
+    const F32x8 shifted = steps + kRounder;
+    // What the coarse plane leaves is at most half a step: 127 steps of the fine plane.
+    const F32x8 rest = steps - (shifted - kRounder);
+    const F32x8 shifted_rest = rest * 254.0f + kRounder;
+    coarse[i] = inverse == 0.0f ? I32x8{} : (I32x8)shifted - kRounderBits;
+    fine[i] = inverse == 0.0f ? I32x8{} : (I32x8)shifted_rest - kRounderBits;
   }
-  const int32_t first = horizontal_sum(q[0] + q[1]);
-  const int32_t second = horizontal_sum(q[2] + q[3]);
-  store(chunk.quants[g], Isa::narrow(q));
-  chunk.scale[g] = scale;
-  chunk.scaled_sum[g] = scale * static_cast<float>(first + second);
-  chunk.sums[g][0] = static_cast<int16_t>(first);
-  chunk.sums[g][1] = static_cast<int16_t>(second);
+  const int32_t coarse_sum = store_plane(coarse, chunk, 0, g);
+  const int32_t fine_sum = store_plane(fine, chunk, 1, g);
+  const float fine_scale = scale / 254.0f;
+  for (int i = 0; i < 4; ++i) {
+    constexpr int kPlace[4] = {0, 2, 1, 3};
+    const I32x8 wide = coarse[i] * 254 + fine[i];
+    store(chunk.wide[g] + 8 * kPlace[i], __builtin_convertvector(wide, I16x8));
+  }
+  chunk.wide_sum[g] = 254 * coarse_sum + fine_sum;
+  chunk.scale[0][g] = scale;
+  chunk.scale[1][g] = fine_scale;
+  chunk.scaled_sum[g] = fine_scale * static_cast<float>(chunk.wide_sum[g]);
 }
 
 inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
@@ -56,33 +81,80 @@ inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64
   }
 }
 
+// Adds a group's exact sum (of quant * wide activation) to the totals, for formats without
+// subscales.
+template <class Format>
+LLMSERVE_INLINE F32x8 add_group(const Tile& tile, int g, const ActivationChunk& chunk, I32x8 sum,
+                                F32x8 total) {
+  total = Isa::fma(to_float(sum), tile.scale[g] * broadcast(chunk.scale[1][g]), total);
+  if constexpr (Format::kHasMin) {
+    total = Isa::fma(tile.min[g], broadcast(chunk.scaled_sum[g]), total);
+  }
+  return total;
+}
+
+// The same for one plane of formats with subscales, whose sums of both planes exceed 32 bits.
+template <class Format>
+LLMSERVE_INLINE F32x8 add_plane(const Tile& tile, int g, const ActivationChunk& chunk, int plane,
+                                I32x8 sum, F32x8 total) {
+  const I32x8 correction =
+      Isa::pair_dot(tile.correction[g], broadcast(load<int32_t>(chunk.sums[plane][g])));
+  if constexpr (Isa::template kKeepsOffset<Format> && Format::kOffset != 0) sum += correction;
+  const F32x8 scale = broadcast(chunk.scale[plane][g]);
+  total = Isa::fma(to_float(sum), tile.scale[g] * scale, total);
+  if constexpr (Format::kHasMin) {
+    total = Isa::fma(to_float(correction), tile.min[g] * scale, total);
+  }
+  return total;
+}
+
 template <class Format, int kTokens>
 LLMSERVE_INLINE void multiply_chunk(const Tile& tile, int num_groups, const ActivationChunk* chunks,
                                     F32x8* out) {
   F32x8 total[kTokens];
   for (int t = 0; t < kTokens; ++t) total[t] = out[t];
   for (int g = 0; g < num_groups; ++g) {
-    I32x8 sums[kTokens];
-    Isa::template group_dots<Format, kTokens>(tile, g, chunks, sums);
+    I32x8 coarse[kTokens], fine[kTokens];
+    Isa::template group_dots<Format, kTokens>(tile, g, chunks, 0, coarse);
+    Isa::template group_dots<Format, kTokens>(tile, g, chunks, 1, fine);
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
-      const ActivationChunk& chunk = chunks[t];
-      const I32x8 pair = broadcast(load<int32_t>(chunk.sums[g]));
-      if constexpr (Isa::template kKeepsOffset<Format> && Format::kOffset != 0) {
-        const I32x8 offset = broadcast(static_cast<int32_t>((-Format::kOffset & 0xffff) * 0x10001u));
-        sums[t] += Isa::pair_dot(Format::kHasSubscales ? tile.correction[g] : offset, pair);
-      }
-      const F32x8 scale = broadcast(chunk.scale[g]);
-      total[t] = Isa::fma(to_float(sums[t]), tile.scale[g] * scale, total[t]);
-      if constexpr (Format::kHasMin && Format::kHasSubscales) {
-        const F32x8 sum = to_float(Isa::pair_dot(tile.correction[g], pair));
-        total[t] = Isa::fma(sum, tile.min[g] * scale, total[t]);
-      } else if constexpr (Format::kHasMin) {
-        total[t] = Isa::fma(tile.min[g], broadcast(chunk.scaled_sum[g]), total[t]);
+      if constexpr (Format::kHasSubscales) {
+        total[t] = add_plane<Format>(tile, g, chunks[t], 0, coarse[t], total[t]);
+        total[t] = add_plane<Format>(tile, g, chunks[t], 1, fine[t], total[t]);
+      } else {
+        I32x8 sum = coarse[t] * 254 + fine[t];
+        if constexpr (Isa::template kKeepsOffset<Format> && Format::kOffset != 0) {
+          sum += broadcast(-Format::kOffset * chunks[t].wide_sum[g]);
+        }
+        total[t] = add_group<Format>(tile, g, chunks[t], sum, total[t]);
       }
     }
   }
   for (int t = 0; t < kTokens; ++t) out[t] = total[t];
+}
+
+// As multiply_chunk, for few tokens: unpacking a tile would cost more than it saves.
+template <class Format>
+LLMSERVE_INLINE void multiply_rows(const uint8_t* const rows[kTileRows], const Tile& tile,
+                                   int num_groups, const ActivationChunk* chunks, int num_tokens,
+                                   F32x8* total) {
+  if constexpr (Format::kGroupsInBlock > 1) num_groups = kGroupsInChunk;
+#pragma GCC unroll 8
+  for (int g = 0; g < num_groups; ++g) {
+    for (int t = 0; t < num_tokens; ++t) {
+      I32x8 parts[kTileRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kTileRows; ++r) {
+        parts[r] = Isa::row_dot(Format::quants(rows[r], g), chunks[t].wide[g]);
+      }
+      I32x8 sum = Isa::sum_rows(parts);
+      if constexpr (Format::kOffset != 0) {
+        sum += broadcast(-Format::kOffset * chunks[t].wide_sum[g]);
+      }
+      total[t] = add_group<Format>(tile, g, chunks[t], sum, total[t]);
+    }
+  }
 }
 
 // Calls f with as many tokens at once as there are left, as a constant: 8, 4, 2 or 1.
@@ -144,9 +216,17 @@ void multiply_quantized(const LinearArgs& args, int64_t tile_begin, int64_t tile
         for (int r = 0; r < kTileRows; ++r) {
           prefetch_range(rows[r] + kTileRows * row_bytes, kChunkBytes);
         }
-        unpack_tile<Format, Isa>(rows, groups, tile);
         const ActivationChunk* chunks =
             args.chunks + g / kGroupsInChunk * args.num_tokens + first;
+        if constexpr (!Format::kHasSubscales) {
+          if (args.num_tokens <= kFewTokens) {
+            unpack_scales<Format, Isa>(rows, groups, tile);
+            multiply_rows<Format>(rows, tile, groups, chunks, num_tokens, total);
+            for (int r = 0; r < kTileRows; ++r) rows[r] += kChunkBytes;
+            continue;
+          }
+        }
+        unpack_tile<Format, Isa>(rows, groups, tile);
         for_token_groups<Isa::kMaxTokens>(num_tokens, [&](auto tokens, int t) {
           multiply_chunk<Format, decltype(tokens)::value>(tile, groups, chunks + t, total + t);
         });

@@ -9,6 +9,25 @@ namespace llmserve {
 namespace {
 
 struct X86 {
+  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* wide) {
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i first = _mm256_unpacklo_epi8((__m256i)quants, zero);
+    const __m256i second = _mm256_unpackhi_epi8((__m256i)quants, zero);
+    return (I32x8)_mm256_add_epi32(_mm256_madd_epi16(first, load<__m256i>(wide)),
+                                   _mm256_madd_epi16(second, load<__m256i>(wide + 16)));
+  }
+
+  static LLMSERVE_INLINE I32x8 sum_rows(const I32x8 v[8]) {
+    const __m256i a = _mm256_hadd_epi32((__m256i)v[0], (__m256i)v[1]);
+    const __m256i b = _mm256_hadd_epi32((__m256i)v[2], (__m256i)v[3]);
+    const __m256i c = _mm256_hadd_epi32((__m256i)v[4], (__m256i)v[5]);
+    const __m256i d = _mm256_hadd_epi32((__m256i)v[6], (__m256i)v[7]);
+    const __m256i low = _mm256_hadd_epi32(a, b);   // rows 0-3, of columns in each half
+    const __m256i high = _mm256_hadd_epi32(c, d);  // rows 4-7
+    return (I32x8)_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                                   _mm256_permute2x128_si256(low, high, 0x31));
+  }
+
   static LLMSERVE_INLINE F32x8 from_half(U16x8 half) {
     return (F32x8)_mm256_cvtph_ps((__m128i)half);
   }

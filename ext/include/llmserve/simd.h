@@ -22,6 +22,7 @@ namespace {
 using U8x8 = uint8_t __attribute__((vector_size(8)));
 using U8x32 = uint8_t __attribute__((vector_size(32)));
 using I8x32 = int8_t __attribute__((vector_size(32)));
+using I16x8 = int16_t __attribute__((vector_size(16)));
 using U16x8 = uint16_t __attribute__((vector_size(16)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 using I32x8 = int32_t __attribute__((vector_size(32)));
