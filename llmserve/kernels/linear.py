@@ -1,9 +1,9 @@
 """Products with weight matrices in their storage type, and rows of such matrices.
 
 This module checks; the compiled extension computes. For quantised types the activations are
-quantised to int8 in groups of 32 as well (as llama.cpp does), the products of a group are summed
-as exact integers, and the groups are summed in float32 in the order of the columns. So a row of
-the result has the same bits alone or among any others, on any number of threads.
+quantised to 16 bits in groups of 32 as well, the products of a group are summed as exact integers,
+and the groups are summed in float32 in the order of the columns. So a row of the result has the
+same bits alone or among any others, on any number of threads.
 """
 
 from __future__ import annotations

@@ -212,10 +212,7 @@ def test_quantised_model_stays_close_to_transformers(
 
     similarities = _similarities(config, decoder, prompts, prompt_logits)
 
-    # Rounding activations to 8 bits costs this much (measured with exact arithmetic and rounded
-    # activations, too): a few positions hang on outliers within a group of 32.
-    assert similarities.median() > 0.9998
-    assert (similarities > 0.999).float().mean() > 0.9
+    assert similarities.min() > 0.999
 
 
 def test_perplexity_of_real_text_is_within_one_percent(
