@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
 constexpr int kFewTokens = 2;    // up to here rows are multiplied as they are stored
+constexpr int kPrefetchTiles = 4;  // how far ahead rows are fetched into the second-level cache
 constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
 
 // Stores a plane of a group and returns the sum of its quants.
@@ -193,7 +194,7 @@ LLMSERVE_INLINE void store_tile(const LinearArgs& args, int64_t tile, int64_t fi
 }
 
 LLMSERVE_INLINE void prefetch_range(const uint8_t* begin, int num_bytes) {
-  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(begin + i);
+  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
 }
 
 template <class Format>
@@ -214,7 +215,7 @@ void multiply_quantized(const LinearArgs& args, int64_t tile_begin, int64_t tile
         const int groups =
             static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
         for (int r = 0; r < kTileRows; ++r) {
-          prefetch_range(rows[r] + kTileRows * row_bytes, kChunkBytes);
+          prefetch_range(rows[r] + kPrefetchTiles * kTileRows * row_bytes, kChunkBytes);
         }
         const ActivationChunk* chunks =
             args.chunks + g / kGroupsInChunk * args.num_tokens + first;
