@@ -100,7 +100,10 @@ def _snapshot(
 ) -> Path:
     # Late: takes a quarter of a second to import, which local models need not wait for.
     from huggingface_hub import errors, snapshot_download
+    from huggingface_hub.utils import logging as hub_logging
 
+    # What goes wrong is said once, in our words.
+    hub_logging.set_verbosity_error()
     try:
         folder = snapshot_download(
             repo_id,
