@@ -7,6 +7,7 @@ HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT) apply.
 from __future__ import annotations
 
 import glob
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,10 +101,9 @@ def _snapshot(
 ) -> Path:
     # Late: takes a quarter of a second to import, which local models need not wait for.
     from huggingface_hub import errors, snapshot_download
-    from huggingface_hub.utils import logging as hub_logging
 
     # What goes wrong is said once, in our words.
-    hub_logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         folder = snapshot_download(
             repo_id,
