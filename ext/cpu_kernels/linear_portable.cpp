@@ -1,6 +1,11 @@
 // linear.h with the instructions that the compiler may assume on every machine.
 #include <type_traits>
 
+// GCC spends minutes on these vectors, which are wider than the machine's, with more than -O1.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O1")
+#endif
+//
 #include "llmserve/linear_tile.h"
 
 namespace llmserve {

@@ -19,7 +19,7 @@ namespace {
 constexpr int kTokenBlock = 64;  // tokens for which an unpacked tile is used
 constexpr int kFewTokens = 2;    // up to here rows are multiplied as they are stored
 constexpr int kPrefetchTiles = 4;  // how far ahead rows are fetched into the second-level cache
-constexpr int kFloatChunk = 64;  // columns of an unpacked tile of float weights
+constexpr int kFloatChunk = 128;  // columns of an unpacked tile of float weights
 
 // Stores a plane of a group and returns the sum of its quants.
 LLMSERVE_INLINE int32_t store_plane(const I32x8 q[4], ActivationChunk& chunk, int plane, int g) {
@@ -264,21 +264,41 @@ LLMSERVE_INLINE F32x8 load_some(const uint8_t* p, int64_t count) {
   return Format::load8(buffer);
 }
 
-// tile[c] has column c of eight rows. Groups of 32 columns are summed apart: that is more exact
-// than one long chain, and lets the chains overlap.
+// Adds kGroups groups of 32 columns (the last may be shorter) for kTokens tokens. tile[c] has column
+// c of eight rows. Groups are summed apart: that is more exact than one long chain, and the chains
+// of several groups can run beside one another.
+template <int kTokens, int kGroups>
+LLMSERVE_INLINE void add_float_groups(const F32x8* tile, int group_cols, const float* x,
+                                      int64_t stride, F32x8* out) {
+  F32x8 sums[kGroups][kTokens] = {};
+  for (int c = 0; c < group_cols; ++c) {
+#pragma GCC unroll 4
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const int col = g * kGroup + c;
+        sums[g][t] = Isa::fma(tile[col], broadcast(x[t * stride + col]), sums[g][t]);
+      }
+    }
+  }
+  for (int g = 0; g < kGroups; ++g) {
+    for (int t = 0; t < kTokens; ++t) out[t] += sums[g][t];
+  }
+}
+
 template <int kTokens>
 LLMSERVE_INLINE void multiply_float_chunk(const F32x8* tile, int num_cols, const float* x,
                                           int64_t stride, F32x8* out) {
-  for (int begin = 0; begin < num_cols; begin += kGroup) {
-    const int end = num_cols - begin < kGroup ? num_cols : begin + kGroup;
-    F32x8 sums[kTokens] = {};
-    for (int c = begin; c < end; ++c) {
-#pragma GCC unroll 8
-      for (int t = 0; t < kTokens; ++t) {
-        sums[t] = Isa::fma(tile[c], broadcast(x[t * stride + c]), sums[t]);
-      }
+  if constexpr (kTokens <= 2) {
+    if (num_cols == kFloatChunk) {
+      add_float_groups<kTokens, kFloatChunk / kGroup>(tile, kGroup, x, stride, out);
+      return;
     }
-    for (int t = 0; t < kTokens; ++t) out[t] += sums[t];
+  }
+  for (int begin = 0; begin < num_cols; begin += kGroup) {
+    const int left = num_cols - begin;
+    add_float_groups<kTokens, 1>(tile + begin, left < kGroup ? left : kGroup, x + begin, stride,
+                                 out);
   }
 }
 
@@ -286,6 +306,7 @@ template <class Format>
 void multiply_float(const LinearArgs& args, int64_t tile_begin, int64_t tile_end) {
   const int64_t num_cols = args.weight.num_cols;
   const int64_t row_bytes = num_cols * Format::kBytes;
+  const int64_t lead = kPrefetchTiles * kTileRows * row_bytes;
   F32x8 tile[kFloatChunk];
   for (int64_t first = 0; first < args.num_tokens; first += kTokenBlock) {
     const int64_t left = args.num_tokens - first;
@@ -302,7 +323,7 @@ void multiply_float(const LinearArgs& args, int64_t tile_begin, int64_t tile_end
           F32x8 block[8];
           for (int r = 0; r < kTileRows; ++r) {
             const uint8_t* p = rows[r] + (begin + c) * Format::kBytes;
-            if (c % (64 / Format::kBytes) == 0) __builtin_prefetch(p + kTileRows * row_bytes);
+            if (c % (64 / Format::kBytes) == 0) prefetch_range(p + lead, 64);
             block[r] = load_some<Format>(p, cols - c);
           }
           transpose_floats(block);
