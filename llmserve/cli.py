@@ -12,6 +12,7 @@ import argparse
 import difflib
 import json
 import os
+import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -151,12 +152,11 @@ def _converter(setting: Field[Any]) -> Any:
 
 
 def _parse_size(text: str) -> int:
-    digits = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = digits[-1:] if digits[-1:].isalpha() else ""
-    number = float(digits.removesuffix(unit))
-    if unit not in _SIZE_UNITS:
-        raise ValueError(f"unknown unit {unit}")
-    return int(number * _SIZE_UNITS[unit])
+    """Raises ArgumentTypeError, which argparse shows as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 268435456, 256M or 2G")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
 
 
 def _parse_bool(text: str) -> bool:
@@ -231,5 +231,5 @@ def _convert(setting: Field[Any], value: Any, source: str) -> Any:
         return value
     try:
         return _converter(setting)(str(value))
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, argparse.ArgumentTypeError):
         raise StartupError(f"{source} is {value!r}; it must be of type {setting.type}") from None

@@ -8,6 +8,8 @@ are derived at start-up (context length, number of blocks) travel as values of t
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -27,9 +29,9 @@ def setting(
 def _at_least(config: object, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value < minimum:
+        if value is not None and not minimum <= value < math.inf:
             flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} is {value}; it must be at least {minimum}")
+            raise ValueError(f"{flag} is {value}; it must be a number of at least {minimum}")
 
 
 def _one_of(config: object) -> None:
@@ -79,7 +81,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _one_of(self)
-        _at_least(self, 1, "max_model_len")
+        _at_least(self, 2, "max_model_len")  # one token of prompt, one of output
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}; it must fit into 64 bits")
+        if not all(name.strip() for name in self.served_model_name):
+            raise ValueError("--served-model-name is empty; it must be a name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +208,13 @@ class FrontendConfig:
         _one_of(self)
         _at_least(self, 0, "port", "max_logprobs", "shutdown_timeout", "sse_ping_interval")
         _at_least(self, 1, "max_request_bytes")
+        if not all(key.strip() for key in self.api_key):
+            raise ValueError("--api-key is empty; it must be a key (or not be given at all)")
+        if not re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
+            raise ValueError(
+                f"--metrics-prefix is {self.metrics_prefix!r}; it must consist of letters, digits, "
+                "_ and :, and not begin with a digit"
+            )
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.port > 65535:

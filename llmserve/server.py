@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -116,16 +118,20 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Removes a socket file that nobody listens on; raises OSError if somebody does."""
-    if not os.path.exists(path):
+    """Removes a socket that nobody listens on; OSError if somebody does or it is no socket."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
         return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is a file that is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
         else:
-            raise OSError(98, "another server listens there")
+            raise OSError(errno.EADDRINUSE, "another server listens there")
 
 
 class Server:

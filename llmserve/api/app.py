@@ -52,6 +52,7 @@ def make_app(
         model=model,
         defaults=SamplingDefaults.from_generation_config(model.generation_config),
         seeds=random.SystemRandom() if seed is None else random.Random(seed),
+        longest_token=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
         body_timeout_s=body_timeout_s,
     )
     app.on_response_prepare.append(make_prepare_hook(config.allowed_origins))

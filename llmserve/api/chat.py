@@ -77,7 +77,11 @@ def prepare_chat(body: bytes, context: ApiContext, request_id: str) -> _Prepared
     if asked is None:
         asked = request.max_tokens
     prompt = encode_conversation(
-        request.messages, request, context, add_special_tokens=request.add_special_tokens
+        request.messages,
+        request,
+        context,
+        add_special_tokens=request.add_special_tokens,
+        is_bounded=request.truncate_prompt_tokens is None,
     )
     prompt = truncate(prompt, request, context.engine.max_model_len, asked)
     sampling = make_sampling_params(

@@ -63,7 +63,12 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
     check_stream_fields(request)
     prompts = [
         truncate(
-            encode_prompt(value, context, add_special_tokens=request.add_special_tokens),
+            encode_prompt(
+                value,
+                context,
+                add_special_tokens=request.add_special_tokens,
+                is_bounded=request.truncate_prompt_tokens is None,
+            ),
             request,
             context.engine.max_model_len,
             request.max_tokens,

@@ -13,6 +13,9 @@ from llmserve.tokenizer import encode_chat
 
 MAX_CHOICES = 4096  # of one HTTP request, prompts * n
 
+# Characters that are tokenized whatever the context is: they take a few milliseconds.
+_ALWAYS_TOKENIZED = 1 << 16
+
 _PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 
 
@@ -48,10 +51,16 @@ def split_prompts(value: object) -> list[str | list[int]]:
 
 
 def encode_prompt(
-    prompt: str | list[int], context: ApiContext, *, add_special_tokens: bool
+    prompt: str | list[int],
+    context: ApiContext,
+    *,
+    add_special_tokens: bool,
+    is_bounded: bool = False,
 ) -> Prompt:
     """Raises RequestError for an id outside the vocabulary or a prompt without tokens."""
     if isinstance(prompt, str):
+        if is_bounded:
+            refuse_overlong(prompt, context)
         ids = context.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         if not ids:
             raise RequestError("prompt is empty; it must have at least one token", param="prompt")
@@ -60,19 +69,40 @@ def encode_prompt(
     return Prompt(prompt)
 
 
+def refuse_overlong(text: str, context: ApiContext) -> None:
+    """Refuses a text that cannot fit even if all of its tokens are the longest ones.
+
+    Tokenizing megabytes takes seconds and gigabytes only to find that out. ContextLengthError.
+    """
+    if len(text) <= _ALWAYS_TOKENIZED:
+        return
+    max_model_len = context.engine.max_model_len
+    at_least = len(text) // context.longest_token
+    if at_least >= max_model_len:
+        raise ContextLengthError(
+            f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
+            f"{len(text)} characters, which are at least {at_least} tokens; shorten the prompt",
+            param="prompt",
+        )
+
+
 def encode_conversation(
     messages: list[dict[str, Any]],
     fields: TemplateFields,
     context: ApiContext,
     *,
     add_special_tokens: bool | None,
+    is_bounded: bool = False,
 ) -> Prompt:
     """Renders the chat template and encodes its text. Raises RequestError.
 
     The text gets a BOS if the tokenizer adds one and the template has not, so never two of them;
-    with `add_special_tokens` False it stays as the template made it.
+    with `add_special_tokens` False it stays as the template made it. `is_bounded`: a text that
+    cannot fit into the context is refused before it is tokenized.
     """
     text = render(messages, fields, context)
+    if is_bounded:
+        refuse_overlong(text, context)
     if add_special_tokens is False:
         ids = context.tokenizer.encode(text, add_special_tokens=False)
     else:

@@ -160,7 +160,7 @@ class GenerationFields(BaseModel):
     min_p: Annotated[float, real(0, 1)] | None = None
     presence_penalty: Annotated[float, real(-2, 2)] = 0.0
     frequency_penalty: Annotated[float, real(-2, 2)] = 0.0
-    repetition_penalty: Annotated[float, real(0, is_low_excluded=True)] | None = None
+    repetition_penalty: Annotated[float, real(0.001, 1000)] | None = None
     seed: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] | None = None
     stop: Annotated[tuple[str, ...], checked(_stop)] = ()
     stop_token_ids: TokenIds = []

@@ -194,7 +194,7 @@ def _check_fit(
     remedy = f"{flag or '--kv-cache-memory-bytes'} {needed}"
     if fitting_len > 0:
         remedy = f"--max-model-len {fitting_len} or {remedy}"
-    wanted = "one token" if max_model_len is None else f"--max-model-len {max_model_len}"
+    wanted = "the model's context" if max_model_len is None else f"--max-model-len {max_model_len}"
     raise StartupError(
         f"{wanted} needs {num_needed} KV cache blocks and there are {num_blocks}"
         f"{f' by {flag}' if flag else ''}, enough for {fitting_len} tokens; set {remedy}"

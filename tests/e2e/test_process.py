@@ -128,6 +128,17 @@ def test_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_file_that_is_no_socket_is_never_removed(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("precious")
+
+    done = run_to_end("--uds", str(path))
+
+    assert done.returncode == 2
+    assert "not a socket" in done.stderr
+    assert path.read_text() == "precious"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

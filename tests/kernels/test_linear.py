@@ -43,7 +43,7 @@ QUANTIZED = [type for type in TYPES if type.is_quantized]
 FLOATS = [type for type in TYPES if not type.is_quantized]
 
 # Error per output over the sum of the magnitudes of its terms, about twice the largest seen.
-# Floats: chains of 32 additions and then of num_cols / 32, each addition good to 6e-8 of a partial sum.
+# Floats: chains of 32 additions, then of num_cols / 32, each good to 6e-8 of a partial sum.
 # Quantised: a group of 32 is exact, then come one or two additions for each, and `magnitudes` is an
 # upper bound.
 TOLERANCE = dict.fromkeys(FLOATS, 5e-7) | dict.fromkeys(QUANTIZED, 4e-8)

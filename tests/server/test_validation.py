@@ -337,3 +337,24 @@ async def test_body_of_too_many_values_is_a_413(shared: Served) -> None:
 
     assert answer.status == 413
     assert "1000000 values" in answer.error["message"]
+
+
+async def test_text_that_can_never_fit_is_refused_before_it_is_tokenized(shared: Served) -> None:
+    text = "x" * 500_000
+    for answer in (await shared.complete(text), await shared.chat(text)):
+        assert answer.status == 400
+        assert answer.error["code"] == "context_length_exceeded"
+        assert "500000 characters" in answer.error["message"]
+
+
+async def test_text_may_be_long_where_it_is_truncated(shared: Served) -> None:
+    answer = await shared.complete("x" * 100_000, truncate_prompt_tokens=5)
+
+    assert answer.json["usage"]["prompt_tokens"] == 5
+
+
+async def test_repetition_penalty_beyond_its_range_is_refused(shared: Served) -> None:
+    for value in (5e-324, 1e308):
+        answer = await shared.complete(repetition_penalty=value)
+        assert answer.status == 400
+        assert answer.error["param"] == "repetition_penalty"

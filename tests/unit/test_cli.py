@@ -79,6 +79,13 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--kv-cache-memory-bytes", "12Q"], "--kv-cache-memory-bytes"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "8"], "--max-num-seqs (64)"),
         (["--allowed-origins", "[1"], "JSON list"),
+        (["--api-key", ""], "--api-key is empty"),
+        (["--served-model-name", " "], "--served-model-name is empty"),
+        (["--shutdown-timeout", "nan"], "--shutdown-timeout is nan"),
+        (["--sse-ping-interval", "inf"], "--sse-ping-interval is inf"),
+        (["--max-model-len", "1"], "at least 2"),
+        (["--seed", "99999999999999999999"], "64 bits"),
+        (["--metrics-prefix", "bad prefix!"], "--metrics-prefix"),
         (["--config", "/does/not/exist.yaml"], "cannot be read"),
     ],
 )

@@ -115,7 +115,7 @@ def test_context_that_was_not_asked_for_is_lowered_to_fit() -> None:
 
 
 def test_cache_for_not_even_one_token_is_an_error() -> None:
-    with pytest.raises(StartupError, match="one token needs"):
+    with pytest.raises(StartupError, match="the model's context needs"):
         make_plan(num_gpu_blocks_override=1)
 
 
