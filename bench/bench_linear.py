@@ -19,9 +19,9 @@ import torch
 from llmserve import kernels
 from llmserve.kernels import GGMLType, Weight, reference
 
-LARGE_BYTES = 1 << 26
+LARGE_ROWS = 262144
 # num_rows, num_cols; K-quants need a multiple of 256 columns and get the next one.
-SHAPES = [(262144, 640), (2048, 640), (640, 2048), (3072, 1024)]
+SHAPES = [(LARGE_ROWS, 640), (2048, 640), (640, 2048), (3072, 1024)]
 NUM_TOKENS = [1, 8, 32, 512]
 
 
@@ -55,7 +55,7 @@ def bench(type: GGMLType, num_rows: int, num_cols: int) -> dict[str, float]:
     weight = random_weight(type, num_rows, num_cols)
     num_bytes = weight.data.numel()
     results: dict[str, float] = {}
-    for num_tokens in NUM_TOKENS[:1] if num_bytes > LARGE_BYTES else NUM_TOKENS:
+    for num_tokens in NUM_TOKENS[:1] if num_rows >= LARGE_ROWS else NUM_TOKENS:
         x = torch.randn(num_tokens, weight.num_cols)
         out = torch.empty(num_tokens, num_rows)
         elapsed = best_seconds(lambda x=x, out=out: kernels.linear(x, weight, None, out))
@@ -64,8 +64,8 @@ def bench(type: GGMLType, num_rows: int, num_cols: int) -> dict[str, float]:
         rate = num_tokens * num_rows * weight.num_cols / elapsed / 1e9
         line = f"{name:32} {elapsed * 1e6:9.0f} us {num_bytes / elapsed / 1e9:7.1f} GB/s"
         line += f" {rate:7.1f} GMAC/s"
-        if num_bytes > LARGE_BYTES:
-            read_s = best_seconds(weight.data.view(torch.int64).sum)
+        if num_rows >= LARGE_ROWS:
+            read_s = best_seconds(weight.data.flatten().view(torch.int64).sum)
             line += f"   (plain read {num_bytes / read_s / 1e9:.1f} GB/s)"
         print(line, flush=True)
     return results
