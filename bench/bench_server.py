@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -88,9 +89,9 @@ async def run(
         "concurrency": concurrency,
         "output_tokens_per_s": sum(answer.num_tokens for answer in answers) / wall,
         "ttft_p50_ms": statistics.median(ttft),
-        "ttft_p99_ms": ttft[int(0.99 * (len(ttft) - 1))],
+        "ttft_p99_ms": ttft[math.ceil(0.99 * len(ttft)) - 1],
         "itl_p50_ms": statistics.median(itl),
-        "itl_p99_ms": itl[int(0.99 * (len(itl) - 1))],
+        "itl_p99_ms": itl[math.ceil(0.99 * len(itl)) - 1],
     }
 
 
@@ -111,7 +112,11 @@ def first_answer(flags: list[str]) -> tuple[subprocess.Popen[str], str, float]:
     else:
         raise SystemExit("the server did not start")
     url = next(word for word in line.split() if word.startswith("http"))
-    asyncio.run(run(url, 1, 1, 8, 1, seed=0))
+    try:
+        asyncio.run(run(url, 1, 1, 8, 4, seed=0))
+    except BaseException:
+        server.kill()
+        raise
     return server, url, time.perf_counter() - begin
 
 
