@@ -42,7 +42,6 @@ class ApiContext:
     defaults: SamplingDefaults
     seeds: random.Random  # of requests without a seed
     longest_token: int  # bytes
-
     body_timeout_s: float = 60.0  # what a client gets to send its body
 
     def draw_seed(self) -> int:

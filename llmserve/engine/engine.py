@@ -172,14 +172,6 @@ class Engine:
         self._requests.clear()
         self._states.clear()
 
-    def step(self) -> bool:
-        """One whole step in the calling thread; returns whether anything was computed."""
-        plan = self.schedule()
-        if plan.is_empty:
-            return False
-        self.update(plan, self.execute(plan))
-        return True
-
     def schedule(self) -> StepPlan:
         return self._scheduler.schedule()
 
