@@ -1,6 +1,7 @@
 """Plain data that travels between layers. Imports the standard library only."""
 
 from llmserve.core.generation import GenerationRequest
+from llmserve.core.grammar import Grammar, GrammarState
 from llmserve.core.kv import KVCacheGroup, KVCacheSpec, group_layers
 from llmserve.core.outputs import (
     FinishReason,
@@ -18,6 +19,8 @@ from llmserve.core.sampling import SamplingParams
 __all__ = [
     "FinishReason",
     "GenerationRequest",
+    "Grammar",
+    "GrammarState",
     "KVCacheGroup",
     "KVCacheSpec",
     "NewSequence",

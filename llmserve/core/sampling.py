@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmserve.core.grammar import Grammar
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -25,6 +27,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    grammar: Grammar | None = None  # masks tokens before everything else
 
     max_tokens: int = 16
     min_tokens: int = 0  # masks eos_token_ids and stop_token_ids, and defers stop strings

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"server"},
     "server": {"api", "engine", "scheduler", "kvcache", "executor", "runner", "tokenizer"},
-    "api": {"engine", "tokenizer"},
+    "api": {"engine", "tokenizer", "grammar", "tool_parsers", "reasoning_parsers"},
     "engine": {"scheduler", "executor", "tokenizer"},
     "scheduler": {"kvcache"},
     "kvcache": {"_block_allocator"},
@@ -24,6 +24,9 @@ MAY_IMPORT = {
     "layers": {"kernels"},
     "kernels": {"_cpu_kernels"},
     "tokenizer": set(),
+    "grammar": set(),
+    "tool_parsers": set(),
+    "reasoning_parsers": set(),
     **{name: set() for name in BASE},
 }
 MAY_IMPORT_TORCH = {"server", "executor", "runner", "models", "layers", "kernels"}

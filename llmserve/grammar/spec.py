@@ -1,0 +1,29 @@
+"""What a request may ask its output to be, as data that a cache can hold."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class GrammarKind(enum.Enum):
+    JSON_SCHEMA = "json_schema"  # source: the schema as JSON
+    JSON_OBJECT = "json_object"  # source: ""
+    REGEX = "regex"
+    CHOICE = "choice"  # source: a JSON list of strings
+    LARK = "lark"  # source in llguidance's Lark dialect
+    GBNF = "gbnf"
+    STRUCTURAL_TAG = "structural_tag"  # source: the tag's definition as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """One grammar. `starts_after`: free text up to and including this marker comes first.
+
+    The marker is text ("</think>"); it may be one special token of the vocabulary or many
+    ordinary ones. "" means that the grammar holds from the first output token.
+    """
+
+    kind: GrammarKind
+    source: str
+    starts_after: str = ""
