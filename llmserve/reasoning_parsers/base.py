@@ -27,6 +27,7 @@ class ReasoningParser(abc.ABC):
     def __init__(self, prompt: str) -> None:
         """`prompt`: the rendered conversation, whose end tells if thinking is open, closed, or up
         to the model."""
+        self.prompt = prompt
 
     @property
     @abc.abstractmethod
