@@ -42,7 +42,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         if prepared.request.stream:
             return await respond_with_events(
                 request,
-                _stream(prepared, streams, role, context.config),
+                stream_chunks(prepared, streams, role, context.config),
                 request_id=request_id,
                 ping_interval_s=context.config.sse_ping_interval,
                 headers=prepared.headers,
@@ -66,7 +66,11 @@ def answer_role(request: ChatRequest, context: ApiContext) -> str:
 
 def prepare_chat(body: bytes, context: ApiContext, request_id: str) -> _Prepared:
     """From bytes to what the engine shall do. Raises RequestError."""
-    fields = parse_object(body)
+    return prepare_chat_fields(parse_object(body), context, request_id)
+
+
+def prepare_chat_fields(fields: dict[str, Any], context: ApiContext, request_id: str) -> _Prepared:
+    """From a request's fields to what the engine shall do. Raises RequestError."""
     request = validate(ChatRequest, fields)
     model = context.resolve_model(request.model)
     num_logprobs = _num_logprobs(request, context.config.max_logprobs)
@@ -261,7 +265,7 @@ def _answer_size(prepared: _Prepared, collected: list[OutputDelta]) -> int:
     return size
 
 
-async def _stream(
+async def stream_chunks(
     prepared: _Prepared, streams: Streams, role: str, config: FrontendConfig
 ) -> AsyncGenerator[list[Event], None]:
     """The chunks of a streamed answer."""
