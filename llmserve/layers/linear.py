@@ -28,12 +28,14 @@ class Linear:
         self.num_cols = weights[0].num_cols
         self.num_rows = sum(self._part_sizes)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: float32 [num_tokens, num_cols]; returns float32 [num_tokens, num_rows]."""
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: float32 [num_tokens, num_cols]; returns float32 [num_tokens, num_rows]: `out`
+        (contiguous) if given, else a new tensor."""
         if len(self._parts) == 1:
             weight, bias = self._parts[0]
-            return kernels.linear(x, weight, bias)
-        out = torch.empty(x.shape[0], self.num_rows)
+            return kernels.linear(x, weight, bias, out)
+        if out is None:
+            out = torch.empty(x.shape[0], self.num_rows)
         for (weight, bias), part in zip(
             self._parts, out.split_with_sizes(self._part_sizes, 1), strict=True
         ):

@@ -94,12 +94,12 @@ class Decoder:
             x = layer(x, residual, batch.groups[cache.group_id], cache)
         return x
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of forward's result, contiguous [n, hidden_size].
 
-        Returns float32 [n, vocab_size], which the caller owns.
+        Returns float32 [n, vocab_size], which the caller owns: `out` if given.
         """
-        logits = self._output(hidden)
+        logits = self._output(hidden, out)
         if self._logit_scale != 1.0:
             logits.mul_(self._logit_scale)
         if self._logit_softcap is not None:

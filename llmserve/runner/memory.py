@@ -20,6 +20,7 @@ from llmserve.models import DecoderConfig
 logger = logging.getLogger(__name__)
 
 _DEFAULT_CACHE_BYTES = 256 << 20
+_MAX_LOGIT_ROWS = 32
 _MIB = 1 << 20
 
 
@@ -115,6 +116,11 @@ def make_kv_spec(
         head_dim=model.head_dim,
         dtype=kv_dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype,
     )
+
+
+def max_logit_rows(max_num_seqs: int) -> int:
+    """Rows of logits that are held at once; more sequences sample in slices of as many."""
+    return min(_MAX_LOGIT_ROWS, max_num_seqs)
 
 
 def available_memory() -> int:
@@ -235,11 +241,11 @@ def _budget(
 
 
 def _activation_bytes(model: DecoderConfig, scheduler: SchedulerConfig) -> int:
-    """Residual stream, one layer's intermediate values, and the logits of a full batch."""
+    """Residual stream, one layer's intermediate values, and a slice of logits."""
     num_q = model.num_heads * model.head_dim
     num_kv = model.num_kv_heads * model.head_dim
     attention = 2 * num_q + 2 * num_kv
     mlp = 3 * model.intermediate_size
     per_token = 3 * model.hidden_size + max(attention, mlp)
-    logits = scheduler.max_num_seqs * model.vocab_size
+    logits = max_logit_rows(scheduler.max_num_seqs) * model.vocab_size
     return 4 * (scheduler.max_num_batched_tokens * per_token + logits)

@@ -24,10 +24,9 @@ from llmserve.core import (
 from llmserve.models import Decoder
 from llmserve.runner.batch import SequenceRows, StepBatch
 from llmserve.runner.kv_tensors import KVTensors
+from llmserve.runner.memory import max_logit_rows
 from llmserve.runner.sampler import Sampler
 
-# Prompt logprobs need logits for every prompt position: made in slices of at most this size.
-_LOGIT_SLICE_BYTES = 64 << 20
 _PROBE_ID = "\0probe"
 _PROBE_SAMPLING = SamplingParams(temperature=0.0)
 
@@ -58,6 +57,9 @@ class ModelRunner:
             max_num_seqs + 1, max_model_len, spec.block_size, self._num_groups
         )
         self._sampler = Sampler()
+        # Logits are made in slices, in one buffer: they are the largest values of a step, and
+        # memory that comes and goes in such pieces stays with the process in fragments.
+        self._logits = torch.empty(max_logit_rows(max_num_seqs), decoder.vocab_size)
         self._prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -99,7 +101,7 @@ class ModelRunner:
         try:
             with torch.inference_mode():
                 hidden = self._decoder.forward(self._rows.build(plan).forward, self._kv.layers)
-                logits = self._decoder.compute_logits(hidden)
+                logits = self._compute_logits(hidden)
         finally:
             self._rows.release(_PROBE_ID)
         if not bool(logits.isfinite().all()):
@@ -137,12 +139,18 @@ class ModelRunner:
             last_hidden = hidden
         else:
             last_hidden = hidden[torch.from_numpy(batch.last_token_idx[sampling])]
-        logits = self._decoder.compute_logits(last_hidden)
-        request_ids = [plan.request_ids[index] for index in sampling]
-        for index, result in zip(sampling, self._sampler.sample(logits, request_ids), strict=True):
-            results[index] = result
-            for token_id in result.token_ids:
-                self._rows.append_token(int(batch.rows[index]), token_id)
+        for begin in range(0, len(sampling), len(self._logits)):
+            indices = sampling[begin : begin + len(self._logits)]
+            logits = self._compute_logits(last_hidden[begin : begin + len(indices)])
+            sampled = self._sampler.sample(logits, [plan.request_ids[i] for i in indices])
+            for index, result in zip(indices, sampled, strict=True):
+                results[index] = result
+                for token_id in result.token_ids:
+                    self._rows.append_token(int(batch.rows[index]), token_id)
+
+    def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of as many rows as the buffer has at most; valid until the next call."""
+        return self._decoder.compute_logits(hidden, self._logits[: hidden.shape[0]])
 
     def _add_prompt_logprobs(
         self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
@@ -167,10 +175,10 @@ class ModelRunner:
     def _logprobs(
         self, hidden: torch.Tensor, targets: np.ndarray[tuple[int], np.dtype[np.int32]], k: int
     ) -> PromptLogprobs:
-        num_rows = max(1, _LOGIT_SLICE_BYTES // (4 * self._decoder.vocab_size))
+        num_rows = len(self._logits)
         entries: PromptLogprobs = []
         for begin in range(0, len(targets), num_rows):
             end = begin + num_rows
-            logits = self._decoder.compute_logits(hidden[begin:end])
+            logits = self._compute_logits(hidden[begin:end])
             entries += self._sampler.prompt_logprobs(logits, targets[begin:end].tolist(), k)
         return entries
