@@ -1,4 +1,7 @@
-"""Errors as OpenAI's error object: the one shape for every route and for errors inside streams."""
+"""Errors as OpenAI's error object, for every route and for errors inside streams.
+
+Under /v1/messages the same errors are written in Anthropic's shape.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,38 @@ from llmserve.errors import (
 
 _RETRY_AFTER_S = "5"
 
+_ANTHROPIC_PATH = "/v1/messages"
+# Anthropic names the kind of an error by its status.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 
 def error_object(
     message: str, *, type: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     return {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def anthropic_error(error: dict[str, Any], status: int) -> dict[str, Any]:
+    """Anthropic's shape of an OpenAI error object."""
+    fallback = "api_error" if status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(status, fallback)
+    return {"type": "error", "error": {"type": kind, "message": error["error"]["message"]}}
+
+
+def in_shape_of(path: str, response: web.Response) -> web.Response:
+    """The answer to an error as clients of the route at `path` expect it."""
+    if path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/"):
+        body = orjson.loads(response.body if isinstance(response.body, bytes) else b"{}")
+        response.body = orjson.dumps(anthropic_error(body, response.status))
+    return response
 
 
 def error_response(status: int, body: dict[str, Any], headers: dict[str, str]) -> web.Response:

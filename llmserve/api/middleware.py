@@ -16,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from llmserve.api.error_body import (
     describe_bug,
     error_response,
+    in_shape_of,
     response_for,
     response_for_http_exception,
 )
@@ -31,7 +32,7 @@ _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 _OPEN_PATHS = frozenset({"/health", "/ping"})  # probes carry no key
 
 _PREFLIGHT_MAX_AGE_S = "86400"
-_ALLOWED_METHODS = "GET, POST, OPTIONS"
+_ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED_HEADERS = "X-Request-Id, X-Ignored-Params, Retry-After"
 
 
@@ -63,18 +64,19 @@ async def _answer(request: web.Request, handler: Handler, request_id: str) -> we
     try:
         return await handler(request)
     except (RequestError, EngineError) as error:
-        return response_for(error)
+        return in_shape_of(request.path, response_for(error))
     except web.HTTPException as error:
-        return response_for_http_exception(request, error)
+        return in_shape_of(request.path, response_for_http_exception(request, error))
     except ConnectionError:
         raise  # the client has gone; nobody reads an answer
     except Exception:
         logger.exception("request %s failed: %s %s", request_id, request.method, request.path)
-        return error_response(500, describe_bug(request_id), {})
+        response = error_response(500, describe_bug(request_id), {})
+        return in_shape_of(request.path, response)
 
 
 def make_auth(api_keys: tuple[str, ...]) -> Middleware:
-    """Every route but the probes needs one of the keys as bearer token."""
+    """Every route but the probes needs one of the keys, as bearer token or as x-api-key."""
     digests = [_digest(key) for key in api_keys]
 
     @web.middleware
@@ -82,7 +84,8 @@ def make_auth(api_keys: tuple[str, ...]) -> Middleware:
         is_open = request.path in _OPEN_PATHS or request.method == "OPTIONS"
         if digests and not is_open and not _has_key(request, digests):
             raise AuthenticationError(
-                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY' or "
+                "'x-api-key: KEY'"
             )
         return await handler(request)
 
@@ -92,9 +95,10 @@ def make_auth(api_keys: tuple[str, ...]) -> Middleware:
 def _has_key(request: web.Request, digests: list[bytes]) -> bool:
     """Compares in time that tells nothing about the keys: digests, all of them, no early end."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    digest = _digest(token.strip())
-    matches = [hmac.compare_digest(digest, known) for known in digests]
-    return scheme.lower() == "bearer" and any(matches)
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    sent = [_digest(bearer), _digest(request.headers.get("x-api-key", "").strip())]
+    matches = [hmac.compare_digest(digest, known) for digest in sent for known in digests]
+    return any(matches)
 
 
 def _digest(key: str) -> bytes:

@@ -1,7 +1,7 @@
 """Server-sent events: the only code that knows how a stream looks on the wire.
 
-One frame per event, `data: JSON` and a blank line; comments keep a silent stream alive; an error
-after the headers is an event of its own; `data: [DONE]` ends every stream.
+One frame per event, `data: JSON` and a blank line; pings keep a silent stream alive; an error
+after the headers is an event of its own. A StreamFormat holds what differs between APIs.
 (WHATWG HTML, section "Server-sent events".)
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -28,13 +29,33 @@ _HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
 
 
 def frame(event: Event) -> bytes:
     """One event as bytes; JSON holds no raw newline, so one data line is enough."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def named_frame(event: Event) -> bytes:
+    """One event whose type is also its name on the wire."""
+    return b"event: " + str(event["type"]).encode() + b"\n" + frame(event)
+
+
+def _unchanged(error: Event) -> Event:
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How an API writes its streams; the defaults are those of completions and chat."""
+
+    frame: Callable[[Event], bytes] = frame
+    error: Callable[[Event], Event] = _unchanged  # from OpenAI's error object to an event
+    ping: bytes = b": ping\n\n"
+    done: bytes = b"data: [DONE]\n\n"
+
+
+_CHAT_FORMAT = StreamFormat()
 
 
 async def respond_with_events(
@@ -44,8 +65,9 @@ async def respond_with_events(
     request_id: str,
     ping_interval_s: float,
     headers: dict[str, str],
+    format: StreamFormat = _CHAT_FORMAT,
 ) -> web.StreamResponse:
-    """Sends the headers at once, then each batch of events with one write, then [DONE].
+    """Sends the headers at once, then each batch of events with one write, then the end mark.
 
     A slow reader blocks in its own `write`. Errors of `batches` become an event. A connection
     that breaks raises ConnectionError or cancels; `batches` is closed in any case.
@@ -53,22 +75,25 @@ async def respond_with_events(
     response = web.StreamResponse(headers={**_HEADERS, **headers})
     await response.prepare(request)
     writer = _Writer(response)
-    pinger = asyncio.create_task(writer.ping(ping_interval_s)) if ping_interval_s else None
+    pinger = None
+    if ping_interval_s:
+        pinger = asyncio.create_task(writer.ping(format.ping, ping_interval_s))
     try:
         async with contextlib.aclosing(batches):
             async for events in batches:
-                await writer.write(b"".join(map(frame, events)))
+                await writer.write(b"".join(map(format.frame, events)))
     except EngineError as error:
-        await writer.write(frame(describe(error)))
+        await writer.write(format.frame(format.error(describe(error))))
     except ConnectionError:
         raise
     except Exception:
         logger.exception("request %s failed in its stream", request_id)
-        await writer.write(frame(describe_bug(request_id)))
+        await writer.write(format.frame(format.error(describe_bug(request_id))))
     finally:
         if pinger is not None:
             pinger.cancel()
-    await writer.write(_DONE)
+    if format.done:
+        await writer.write(format.done)
     await response.write_eof()
     return response
 
@@ -88,8 +113,8 @@ class _Writer:
         self._is_writing = False
         self._last_write = self._clock()
 
-    async def ping(self, interval_s: float) -> None:
-        """Writes a comment after each `interval_s` of silence, until cancelled."""
+    async def ping(self, frame: bytes, interval_s: float) -> None:
+        """Writes `frame` after each `interval_s` of silence, until cancelled."""
         with contextlib.suppress(ConnectionError):  # the stream's own write reports that
             while True:
                 silence = self._clock() - self._last_write
@@ -98,4 +123,4 @@ class _Writer:
                 elif self._is_writing:
                     await asyncio.sleep(interval_s)
                 else:
-                    await self.write(_PING)
+                    await self.write(frame)
