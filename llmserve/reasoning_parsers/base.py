@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import abc
+import enum
 from dataclasses import dataclass
 from typing import ClassVar
+
+
+class Thinking(enum.Enum):
+    """What the prompt's end says about thinking in the output."""
+
+    OPEN = "open"  # the output begins within the thinking
+    OPTIONAL = "optional"  # the model begins to think, or not
+    OFF = "off"  # the output is content
 
 
 @dataclass(slots=True)
@@ -17,23 +26,32 @@ class ReasoningDelta:
 
 class ReasoningParser(abc.ABC):
     """Splits one choice's text as it arrives. The result depends on the whole text alone, never
-    on how it was cut into pieces."""
+    on how it was cut into pieces.
 
-    # Text that ends the thinking; "" where no fixed text does.
-    end_marker: ClassVar[str] = ""
-    # The markers are special tokens, which must not be left out of the text.
-    needs_special_tokens: ClassVar[bool] = False
+    Invariants: the reasoning is the text at `segments`, which grow with it; all before `decided`
+    has been classified. Both count characters of the text that was fed.
+    """
 
-    def __init__(self, prompt: str) -> None:
-        """`prompt`: the rendered conversation, whose end tells if thinking is open, closed, or up
-        to the model."""
-        self.prompt = prompt
+    # Text that begins and that ends the thinking.
+    start_marker: ClassVar[str]
+    end_marker: ClassVar[str]
+    # Everything that the parser looks for, which may be special tokens of the vocabulary.
+    markers: ClassVar[tuple[str, ...]]
 
-    @property
+    def __init__(self, prompt: str, *, continued: str = "", hides_markers: bool = False) -> None:
+        """`prompt`: the rendered conversation; `continued`: the text of a last message that the
+        output goes on with. `hides_markers`: a marker in the content is left out of it (the
+        vocabulary has it as a special token, and those are not shown)."""
+        self.thinking = self.find_thinking(prompt, continued)
+        self.hides_markers = hides_markers
+        self.segments: list[tuple[int, int]] = []
+        self.decided = 0
+        self._pending = ""  # fed, not classified yet
+
+    @classmethod
     @abc.abstractmethod
-    def is_reasoning(self) -> bool:
-        """Whether the next text may still be reasoning (before the first text: whether the model
-        may think at all)."""
+    def find_thinking(cls, prompt: str, continued: str) -> Thinking:
+        """Whether the output may think, from where it begins."""
 
     @abc.abstractmethod
     def feed(self, text: str) -> ReasoningDelta:
@@ -42,3 +60,18 @@ class ReasoningParser(abc.ABC):
     @abc.abstractmethod
     def flush(self) -> ReasoningDelta:
         """The text has ended; returns what was held back."""
+
+    def _take(self, size: int) -> str:
+        """The next `size` characters, classified as neither."""
+        taken, self._pending = self._pending[:size], self._pending[size:]
+        self.decided += len(taken)
+        return taken
+
+    def _take_reasoning(self, size: int) -> str:
+        begin = self.decided
+        taken = self._take(size)
+        if taken and self.segments and self.segments[-1][1] == begin:
+            self.segments[-1] = (self.segments[-1][0], self.decided)
+        elif taken:
+            self.segments.append((begin, self.decided))
+        return taken
