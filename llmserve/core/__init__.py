@@ -1,6 +1,6 @@
 """Plain data that travels between layers. Imports the standard library only."""
 
-from llmserve.core.generation import GenerationRequest
+from llmserve.core.generation import BeamParams, GenerationRequest
 from llmserve.core.grammar import Grammar, GrammarState
 from llmserve.core.kv import KVCacheGroup, KVCacheSpec, group_layers
 from llmserve.core.outputs import (
@@ -17,6 +17,7 @@ from llmserve.core.request import Request, RequestStatus
 from llmserve.core.sampling import SamplingParams
 
 __all__ = [
+    "BeamParams",
     "FinishReason",
     "GenerationRequest",
     "Grammar",

@@ -15,7 +15,8 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from llmserve.core import GenerationRequest, OutputDelta, StepPlan
+from llmserve.core import BeamParams, GenerationRequest, OutputDelta, StepPlan
+from llmserve.engine.beams import search_beams
 from llmserve.engine.engine import Engine
 from llmserve.engine.stats import EngineStats
 from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingError, EngineError
@@ -99,6 +100,7 @@ class AsyncEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmserve-step")
         self._new: list[tuple[GenerationRequest, RequestStream, float]] = []
         self._aborted: list[str] = []
+        self._beam_searches: dict[str, asyncio.Task[None]] = {}  # by request id
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,8 +127,7 @@ class AsyncEngine:
         Raises EngineDrainingError, EngineDeadError, or ContextLengthError for a prompt that
         leaves no room for one token.
         """
-        if self.state is EngineState.DEAD:
-            raise EngineDeadError("the engine has stopped after an error; restart the server")
+        self._refuse_if_dead()
         if self.state is not EngineState.READY:
             raise EngineDrainingError("the server is shutting down")
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -136,11 +137,47 @@ class AsyncEngine:
                 f"the context of {self.max_model_len} tokens",
                 param="prompt",
             )
+        if request.beam is not None:
+            return self._start_beams(request, request.beam)
+        return self._queue(request)
+
+    def _refuse_if_dead(self) -> None:
+        if self.state is EngineState.DEAD:
+            raise EngineDeadError("the engine has stopped after an error; restart the server")
+
+    def _queue(self, request: GenerationRequest) -> RequestStream:
+        self._refuse_if_dead()
         stream = RequestStream(request.request_id, self)
         self._new.append((request, stream, time.monotonic()))
         self._idle.clear()
         self._wake.set()
         return stream
+
+    def _start_beams(self, request: GenerationRequest, beam: BeamParams) -> RequestStream:
+        stream = RequestStream(request.request_id, self)
+        task = asyncio.create_task(self._run_beams(request, beam, stream))
+        self._beam_searches[request.request_id] = task
+        task.add_done_callback(lambda _: self._end_beams(request.request_id))
+        self._idle.clear()
+        return stream
+
+    def _end_beams(self, request_id: str) -> None:
+        del self._beam_searches[request_id]
+        self._wake.set()
+
+    async def _run_beams(
+        self, request: GenerationRequest, beam: BeamParams, stream: RequestStream
+    ) -> None:
+        """A search that began goes on while the engine drains: its steps are not new requests."""
+        try:
+            for delta in await search_beams(request, beam, self._queue, self._engine.tokenizer):
+                stream.put(delta)
+            stream.close()
+        except EngineError as error:
+            stream.fail(error)
+        except Exception:
+            logger.exception("the beam search of request %s failed", request.request_id)
+            stream.fail(EngineError("the beam search failed"))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests, lets running ones finish until the deadline, aborts the rest."""
@@ -164,6 +201,10 @@ class AsyncEngine:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     def _abort(self, request_id: str) -> None:
+        search = self._beam_searches.get(request_id)
+        if search is not None:
+            search.cancel()
+            return
         self._aborted.append(request_id)
         self._wake.set()
 
@@ -183,7 +224,7 @@ class AsyncEngine:
         try:
             while True:
                 self._drain_inboxes()
-                if not self._engine.num_unfinished:
+                if not self._engine.num_unfinished and not self._beam_searches:
                     self._idle.set()
                 if not self._engine.has_work:
                     self._wake.clear()

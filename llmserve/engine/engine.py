@@ -60,6 +60,7 @@ class RequestState:
     request_id: str
     sink: Sink
     choices: dict[str, ChoiceState]
+    is_logged: bool = True
 
 
 class Engine:
@@ -83,6 +84,10 @@ class Engine:
         self._clock = clock
         self._states: dict[str, RequestState] = {}  # by sequence id
         self._requests: dict[str, RequestState] = {}  # by request id
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
 
     @property
     def num_unfinished(self) -> int:
@@ -119,7 +124,7 @@ class Engine:
             raise
 
     def _add_choices(self, request: GenerationRequest, sink: Sink, arrival: float) -> None:
-        state = RequestState(request.request_id, sink, {})
+        state = RequestState(request.request_id, sink, {}, request.is_logged)
         self._requests[request.request_id] = state
         self._stats.request_params_n.observe(request.n)
         self._stats.request_params_max_tokens.observe(request.sampling.max_tokens)
@@ -153,7 +158,7 @@ class Engine:
         for sequence_id, choice in state.choices.items():
             self._scheduler.abort(sequence_id)
             del self._states[sequence_id]
-            self._record_finish(choice, FinishReason.ABORT)
+            self._record_finish(state, choice, FinishReason.ABORT)
         state.choices.clear()
         state.sink.close()
 
@@ -219,7 +224,7 @@ class Engine:
     def _finish_choice(self, state: RequestState, sequence_id: str, reason: FinishReason) -> None:
         choice = state.choices.pop(sequence_id)
         del self._states[sequence_id]
-        self._record_finish(choice, reason)
+        self._record_finish(state, choice, reason)
         if not state.choices:
             del self._requests[state.request_id]
             state.sink.close()
@@ -230,7 +235,7 @@ class Engine:
         for sequence_id, choice in state.choices.items():
             self._scheduler.abort(sequence_id)
             del self._states[sequence_id]
-            self._record_finish(choice, FinishReason.ERROR)
+            self._record_finish(state, choice, FinishReason.ERROR)
         state.choices.clear()
         state.sink.fail(StepFailedError(message))
 
@@ -249,7 +254,9 @@ class Engine:
         timing.last_token = now
         stats.generation_tokens.inc(len(event.token_ids))
 
-    def _record_finish(self, choice: ChoiceState, reason: FinishReason) -> None:
+    def _record_finish(
+        self, state: RequestState, choice: ChoiceState, reason: FinishReason
+    ) -> None:
         stats, timing, request = self._stats, choice.timing, choice.request
         stats.request_success[reason].inc()
         end = timing.last_token or self._clock()
@@ -268,7 +275,7 @@ class Engine:
             if choice.num_output_tokens > 1:
                 tpot = (end - timing.first_token) / (choice.num_output_tokens - 1)
                 stats.time_per_output_token.observe(tpot)
-        if self._log_requests:
+        if self._log_requests and state.is_logged:
             logger.info(
                 "finished %s: reason %s, prompt %d tokens (%d cached), output %d tokens, "
                 "queued %.3f s, TTFT %s, TPOT %s",
