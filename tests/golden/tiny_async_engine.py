@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmserve.config import CacheConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
@@ -33,7 +34,7 @@ class WordTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = (2,)
-    special_tokens: dict[str, str] = {}
+    special_tokens: Mapping[str, str] = MappingProxyType({})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [int(word) for word in text.strip("<>").split("><")] if text else []
