@@ -225,6 +225,8 @@ def _convert(setting: Field[Any], value: Any, source: str) -> Any:
     """Reads a setting from a string or a YAML value."""
     if setting.type == "tuple[str, ...]":
         return _to_list(value, source)
+    if isinstance(value, dict) and setting.metadata["metavar"] == "JSON":
+        return json.dumps(value)
     if isinstance(value, bool) != (setting.type == "bool") and not isinstance(value, str):
         raise StartupError(f"{source} is {value!r}; it must be of type {setting.type}")
     if isinstance(value, bool):

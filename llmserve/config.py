@@ -8,6 +8,7 @@ are derived at start-up (context length, number of blocks) travel as values of t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field, fields
@@ -180,6 +181,11 @@ class FrontendConfig:
         "form in which the template gets message contents",
         choices=("auto", "string", "openai"),
     )
+    chat_template_kwargs: str | None = setting(
+        None,
+        "variables of the chat template, '{\"enable_thinking\": false}'; a request's override them",
+        metavar="JSON",
+    )
     enable_auto_tool_choice: bool = setting(
         False, "find tool calls in what the model writes, with --tool-call-parser"
     )
@@ -187,6 +193,9 @@ class FrontendConfig:
         None, "format in which the model writes tool calls", choices=("hermes",)
     )
     trust_request_chat_template: bool = setting(False, "allow chat_template in a request")
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "serve GET /tokenizer_info: special tokens and chat template"
+    )
     response_role: str = setting("assistant", "role of the messages that the server writes")
     max_logprobs: int = setting(20, "most logprobs a request may ask for per token")
     metrics_prefix: str = setting(
@@ -217,8 +226,20 @@ class FrontendConfig:
             )
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
+        self.template_variables()
         if self.port > 65535:
             raise ValueError(f"--port is {self.port}; it must be at most 65535")
+
+    def template_variables(self) -> dict[str, Any]:
+        """--chat-template-kwargs as an object. Raises ValueError."""
+        text = self.chat_template_kwargs
+        try:
+            variables = json.loads(text) if text is not None else {}
+        except (ValueError, RecursionError):
+            variables = None
+        if not isinstance(variables, dict):
+            raise ValueError(f"--chat-template-kwargs is {text!r}; it must be a JSON object")
+        return variables
 
 
 @dataclass(frozen=True, slots=True)
