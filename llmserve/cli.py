@@ -26,7 +26,7 @@ from llmserve.errors import StartupError
 
 _ENV_PREFIX = "LLMSERVE_"
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE_FIELDS = ("kv_cache_memory_bytes", "max_request_bytes")
+_SIZE_FIELDS = ("kv_cache_memory_bytes", "max_request_bytes", "response_store_bytes")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -197,7 +197,16 @@ class FrontendConfig:
         False, "serve GET /tokenizer_info: special tokens and chat template"
     )
     response_role: str = setting("assistant", "role of the messages that the server writes")
-    max_logprobs: int = setting(20, "most logprobs a request may ask for per token")
+    max_logprobs: int = setting(
+        20, "most logprobs a request may ask for per token; -1: the whole vocabulary"
+    )
+    strict_params: bool = setting(
+        False,
+        "refuse requests with fields that have no effect, instead of listing these in a header",
+    )
+    disable_fastapi_docs: bool = setting(
+        False, "do not serve /openapi.json and the pages made of it (named as in vLLM)"
+    )
     metrics_prefix: str = setting(
         "llmserve:", "prefix of metric names; 'vllm:' fits dashboards made for vLLM"
     )
@@ -208,6 +217,12 @@ class FrontendConfig:
         15.0, "seconds of silence in a stream before a comment keeps it alive; 0: never"
     )
     max_request_bytes: int = setting(64 << 20, "largest request body, as 67108864 or 64M")
+    response_store_size: int = setting(
+        1000, "most responses of /v1/responses that are kept in memory; 0: none"
+    )
+    response_store_bytes: int = setting(
+        64 << 20, "most memory of the responses that are kept, as 67108864 or 64M"
+    )
     log_level: str = setting(
         "info", "least severe messages to log", choices=("debug", "info", "warning", "error")
     )
@@ -215,7 +230,8 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         _one_of(self)
-        _at_least(self, 0, "port", "max_logprobs", "shutdown_timeout", "sse_ping_interval")
+        _at_least(self, 0, "port", "shutdown_timeout", "sse_ping_interval")
+        _at_least(self, -1, "max_logprobs")
         _at_least(self, 1, "max_request_bytes")
         if not all(key.strip() for key in self.api_key):
             raise ValueError("--api-key is empty; it must be a key (or not be given at all)")

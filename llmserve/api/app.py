@@ -14,6 +14,7 @@ from llmserve.api.health import health, load, metrics, version
 from llmserve.api.http_metrics import HttpMetrics
 from llmserve.api.middleware import make_auth, make_outer, make_preflight, make_prepare_hook
 from llmserve.api.models import get_model, list_models
+from llmserve.api.openai_responses import add_responses_routes
 from llmserve.api.tokenization import detokenize, tokenize
 from llmserve.config import FrontendConfig
 from llmserve.engine import AsyncEngine
@@ -72,4 +73,5 @@ def make_app(
             web.get("/metrics", metrics),
         ]
     )
+    add_responses_routes(app, config.response_store_size, config.response_store_bytes)
     return app

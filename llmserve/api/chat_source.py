@@ -1,0 +1,102 @@
+"""Runs chat requests that were translated from other APIs.
+
+Those APIs build the fields of a chat request and read its stream of chunks, whether they stream
+themselves or not, so every route generates in one and the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any
+
+from llmserve.api.chat import answer_role, prepare_chat_fields, stream_chunks
+from llmserve.api.context import ApiContext
+from llmserve.api.fields import validate
+from llmserve.api.preparation import Prepared
+from llmserve.api.prompts import encode_conversation
+from llmserve.api.schemas import ChatRequest, TokenizeRequest
+from llmserve.api.sse import Event
+from llmserve.api.streams import Streams
+from llmserve.errors import RequestError
+
+# Fields of chat that the other APIs lack and that mean the same there.
+PASSED_FIELDS = frozenset(
+    {
+        *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
+        *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
+        *("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+        *("skip_special_tokens", "spaces_between_special_tokens"),
+        *("chat_template", "chat_template_kwargs", "documents", "add_special_tokens"),
+        *("truncate_prompt_tokens", "truncation_side", "thinking_token_budget"),
+        *("priority", "cache_salt", "request_id"),
+    }
+)
+
+
+def prepare_translated(
+    fields: dict[str, Any], context: ApiContext, request_id: str, names: Mapping[str, str]
+) -> Prepared[ChatRequest]:
+    """Checks the fields of a chat request. Raises RequestError.
+
+    names: what the caller's API calls the fields, for the message of the error.
+    """
+    streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
+    try:
+        return prepare_chat_fields(streamed, context, request_id)
+    except RequestError as error:
+        raise _renamed(error, names) from None
+
+
+def count_prompt_tokens(
+    fields: dict[str, Any], context: ApiContext, names: Mapping[str, str]
+) -> int:
+    """Tokens of the prompt that the fields of a chat request make. Raises RequestError."""
+    of_prompt = {k: v for k, v in fields.items() if k in TokenizeRequest.model_fields}
+    try:
+        request = validate(TokenizeRequest, of_prompt)
+        context.resolve_model(request.model)
+        prompt = encode_conversation(
+            request.messages or [],
+            request,
+            context,
+            add_special_tokens=request.add_special_tokens,
+        )
+    except RequestError as error:
+        raise _renamed(error, names) from None
+    return len(prompt.token_ids)
+
+
+class ChatRun:
+    """A chat request that has begun. The owner calls `abort` in a `finally`."""
+
+    def __init__(self, prepared: Prepared[ChatRequest], context: ApiContext) -> None:
+        self.prepared = prepared
+        self._context = context
+        self._streams = Streams(context.engine, prepared.generations)
+
+    def chunks(self) -> AsyncGenerator[list[Event], None]:
+        """The chunks of the streamed answer, the last one with the usage. Raises EngineError."""
+        role = answer_role(self.prepared.request, self._context)
+        return stream_chunks(self.prepared, self._streams, role, self._context.config)
+
+    def abort(self) -> None:
+        """Ends the generation if it runs; idempotent. `chunks` ends without a finish_reason."""
+        self._streams.abort()
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """The header that names fields without effect."""
+    listed = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
+    return {"X-Ignored-Params": ", ".join(sorted(set(listed)))} if listed else {}
+
+
+def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same error in the words of the caller's API."""
+    field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+    new = names.get(field)
+    if new is None or error.param is None:
+        return error
+    message = re.sub(rf"\b{re.escape(field)}\b", new, error.message)
+    param = new + error.param[len(field) :]
+    return RequestError(message, param=param, code=error.code, status=error.status)
