@@ -6,6 +6,7 @@ import random
 
 from aiohttp import web
 
+from llmserve.api.anthropic import add_messages_routes
 from llmserve.api.chat import create_chat_completion
 from llmserve.api.completions import create_completion
 from llmserve.api.context import CONTEXT, ApiContext, ModelInfo
@@ -74,4 +75,5 @@ def make_app(
         ]
     )
     add_responses_routes(app, config.response_store_size, config.response_store_bytes)
+    add_messages_routes(app)
     return app

@@ -1,0 +1,123 @@
+"""From the body of a Messages request to a chat request."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmserve.api.anthropic.blocks import is_prefilled, to_chat
+from llmserve.api.anthropic.schema import NO_EFFECT_FIELDS, CountTokensRequest, MessagesRequest
+from llmserve.api.body import parse_object
+from llmserve.api.chat_source import PASSED_FIELDS, count_prompt_tokens, prepare_translated
+from llmserve.api.context import ApiContext
+from llmserve.api.fields import refuse, validate
+from llmserve.api.preparation import Prepared
+from llmserve.api.schemas import ChatRequest
+
+# What Messages calls the fields of chat.
+_NAMES = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMessage:
+    """A checked request, ready to run."""
+
+    request: MessagesRequest
+    chat: Prepared[ChatRequest]
+    ignored: list[str]
+    id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
+
+
+def prepare_message(body: bytes, context: ApiContext, request_id: str) -> PreparedMessage:
+    """Raises RequestError."""
+    sent = parse_object(body)
+    request = validate(MessagesRequest, sent)
+    ignored = [
+        name
+        for name, value in sent.items()
+        if value is not None
+        and name not in PASSED_FIELDS
+        and (name in NO_EFFECT_FIELDS or name not in MessagesRequest.model_fields)
+    ]
+    fields = {k: v for k, v in sent.items() if k in PASSED_FIELDS and v is not None}
+    fields |= _prompt_fields(request, fields)
+    fields["max_tokens"] = request.max_tokens
+    for name in ("temperature", "top_p", "top_k"):
+        if getattr(request, name) is not None:
+            fields[name] = getattr(request, name)
+    if request.stop_sequences:
+        fields["stop"] = request.stop_sequences
+    fields |= _thinking_fields(request)
+    format = request.output_config.get("format")
+    if format is not None:
+        schema = {"name": "output", "schema": format["schema"]}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    chat = prepare_translated(fields, context, request_id, _NAMES)
+    return PreparedMessage(request, chat, [*ignored, *chat.ignored])
+
+
+def count_message_tokens(body: bytes, context: ApiContext) -> int:
+    """Raises RequestError."""
+    sent = parse_object(body)
+    request = validate(CountTokensRequest, sent)
+    fields = {k: v for k, v in sent.items() if k in PASSED_FIELDS and v is not None}
+    return count_prompt_tokens(fields | _prompt_fields(request, fields), context, _NAMES)
+
+
+def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "model": request.model,
+        "messages": to_chat(request.system, request.messages),
+    }
+    if is_prefilled(request.messages):
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
+    if request.tools:
+        fields["tools"] = [_chat_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        choice = request.tool_choice
+        fields["tool_choice"] = _chat_tool_choice(choice)
+        fields["parallel_tool_calls"] = not choice.get("disable_parallel_tool_use")
+    if request.output_config.get("effort") is not None:
+        fields["reasoning_effort"] = request.output_config["effort"]
+    if request.thinking is not None:
+        # Templates of different families ask for one or the other.
+        is_on = request.thinking["type"] != "disabled"
+        kwargs = {"enable_thinking": is_on, "thinking": is_on}
+        fields["chat_template_kwargs"] = kwargs | passed.get("chat_template_kwargs", {})
+    return fields
+
+
+def _thinking_fields(request: MessagesRequest) -> dict[str, Any]:
+    thinking = request.thinking
+    if thinking is None:
+        return {}
+    if thinking["type"] == "disabled" or thinking.get("display") == "omitted":
+        return {"include_reasoning": False}
+    if thinking["type"] == "adaptive":
+        return {}
+    budget = thinking["budget_tokens"]
+    if budget >= request.max_tokens:
+        refuse("thinking.budget_tokens", budget, f"below max_tokens, which is {request.max_tokens}")
+    return {"thinking_token_budget": budget}
+
+
+def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    for key in ("description", "strict"):
+        if tool.get(key) is not None:
+            function[key] = tool[key]
+    return {"type": "function", "function": function}
+
+
+def _chat_tool_choice(choice: dict[str, Any]) -> str | dict[str, Any]:
+    if choice["type"] == "tool":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return _TOOL_CHOICES[choice["type"]]
