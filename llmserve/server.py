@@ -33,6 +33,7 @@ from llmserve.errors import StartupError
 from llmserve.executor import UniprocExecutor
 from llmserve.files.model import ModelFiles, open_model
 from llmserve.log import configure_logging
+from llmserve.process_memory import give_back, map_large_blocks
 from llmserve.runner import LoadedRunner, load_runner
 from llmserve.scheduler import Scheduler
 from llmserve.sd_notify import sd_notify
@@ -64,6 +65,7 @@ class Phases:
 def run(config: ServerConfig) -> int:
     """Serves until a signal; returns the exit code. Raises StartupError."""
     configure_logging(config.frontend.log_level)
+    map_large_blocks()
     phases = Phases()
     phases.say(f"llmserve {__version__}")
     # Bound before anything is loaded, so that a taken port is known at once.
@@ -78,6 +80,7 @@ def run(config: ServerConfig) -> int:
         phases.say(line)
     with phases.phase("warm up"):
         loaded.runner.probe()
+    give_back()
     server = Server(config, files, tokenizer, loaded, phases)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         return loop.run(server.serve(listener))

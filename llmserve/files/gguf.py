@@ -20,6 +20,7 @@ import numpy.typing as npt
 from llmserve.core.ggml import GGMLType
 from llmserve.errors import StartupError
 from llmserve.files.mapping import map_file, quoted
+from llmserve.files.string_array import StringArray
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -80,8 +81,8 @@ class _Part:
 class GGUFFile:
     """An opened model: metadata of the first part, tensors of all parts.
 
-    Metadata values are int, float, bool, str, list[str], or a read-only numpy array (a view of the
-    file, possibly unaligned) for arrays of numbers and booleans.
+    Metadata values are int, float, bool, str, StringArray, or a read-only numpy array (a view of
+    the file, possibly unaligned) for arrays of numbers and booleans.
     """
 
     def __init__(self, parts: list[_Part]) -> None:
@@ -255,7 +256,7 @@ class _Parser:
         self._pos += count * dtype.itemsize
         return array != 0 if value_type == _BOOL else array
 
-    def _read_strings(self, key: str, count: int) -> list[str]:
+    def _read_strings(self, key: str, count: int) -> StringArray:
         # Vocabularies have 100,000s of entries: locals and one bound check per entry.
         data, size, pos, unpack = self._data, self._size, self._pos, _U64.unpack_from
         if count > min((size - pos) // 8, _MAX_STRINGS):
@@ -263,19 +264,21 @@ class _Parser:
                 f"claims {count} strings for {quoted(key)}, more than the file holds "
                 f"or than the limit of {_MAX_STRINGS}"
             )
-        strings: list[str] = []
-        append = strings.append
+        starts: list[int] = []
+        append = starts.append
         try:
             for _ in range(count):
-                begin = pos + 8
+                begin = pos + _U64.size
+                append(begin)
                 pos = begin + unpack(data, pos)[0]
                 if pos > size:
                     self._fail(f"is damaged: a string of {quoted(key)} ends past the file's end")
-                append(str(data[begin:pos], "utf-8"))
+                str(data[begin:pos], "utf-8")
         except UnicodeDecodeError:
-            self._fail(f"is damaged: string {len(strings)} of {quoted(key)} is not UTF-8 text")
+            self._fail(f"is damaged: string {len(starts) - 1} of {quoted(key)} is not UTF-8 text")
         self._pos = pos
-        return strings
+        append(pos + _U64.size)
+        return StringArray(data, np.array(starts, np.int64), _U64.size)
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -19,8 +19,8 @@ from llmserve.models import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_CACHE_BYTES = 256 << 20
-_MAX_LOGIT_ROWS = 32
+_DEFAULT_CACHE_BYTES = 160 << 20
+_MAX_LOGIT_ROWS = 16
 _MIB = 1 << 20
 
 

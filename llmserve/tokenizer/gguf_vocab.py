@@ -6,7 +6,7 @@ Keys and token types are those of the GGUF specification and llama.cpp's `llama_
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmserve.errors import StartupError
+from llmserve.files.string_array import StringArray
 
 _PREFIX = "tokenizer.ggml."
 _MAX_TOKENS = 1 << 24
@@ -57,7 +58,7 @@ class GGUFVocab:
     """The vocabulary of a GGUF file; all ids in it are valid."""
 
     metadata: Mapping[str, Any]
-    tokens: list[str]
+    tokens: Sequence[str]
     types: npt.NDArray[np.int32]  # [num_tokens], values of TokenType
     named_ids: dict[str, int]  # "bos_token" -> id
     eos_token_ids: tuple[int, ...]
@@ -114,14 +115,19 @@ class GGUFVocab:
         return scores
 
 
-def read_strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+def read_strings(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
     """A string array of the vocabulary. Raises StartupError."""
     value = metadata.get(_PREFIX + name)
     if value is None:
         raise StartupError(f"the GGUF file has no {_PREFIX}{name}, so no usable tokenizer")
-    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
+    # A StringArray holds nothing but strings; looking at each would take as long as reading them.
+    is_strings = isinstance(value, StringArray) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    )
+    if not is_strings:
         raise StartupError(f"{_PREFIX}{name} in the GGUF file is not a list of strings")
-    return value
+    strings: Sequence[str] = value
+    return strings
 
 
 def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> npt.NDArray[np.int32]:
@@ -160,7 +166,7 @@ def _read_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | N
     return int(value)
 
 
-def _end_of_turn_ids(tokens: list[str], types: npt.NDArray[np.int32]) -> list[int]:
+def _end_of_turn_ids(tokens: Sequence[str], types: npt.NDArray[np.int32]) -> list[int]:
     is_control = np.isin(types, (TokenType.CONTROL, TokenType.USER_DEFINED))
     found = {tokens[i]: i for i in np.flatnonzero(is_control).tolist() if tokens[i] in _END_OF_TURN}
     if "<|return|>" in found:  # harmony: <|end|> ends a message, after which the turn goes on

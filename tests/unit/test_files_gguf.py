@@ -16,6 +16,7 @@ from llmserve.core.ggml import GGMLType
 from llmserve.errors import StartupError
 from llmserve.files.demo import demo_model_path
 from llmserve.files.gguf import GGUFFile
+from llmserve.files.string_array import StringArray
 from tests.model_file_builders import (
     ARRAY,
     FLOAT32,
@@ -33,7 +34,9 @@ from tests.model_file_builders import (
 
 
 def as_list(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, StringArray) else value
 
 
 def open_bytes(folder: Path, content: bytes) -> GGUFFile:
@@ -298,3 +301,16 @@ def test_block_sizes_equal_those_of_the_gguf_package(ggml_type: GGMLType) -> Non
 
     assert (ggml_type.block_len, ggml_type.block_bytes) == (block_len, block_bytes)
     assert ggml_type.name == gguf.GGMLQuantizationType(ggml_type).name
+
+
+def test_strings_of_an_array_are_indexed_and_cut_like_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path)
+    strings = GGUFFile.open(path).metadata["t.strings"]
+    expected = ["a", "", "▁über", "\n\n"]
+
+    assert [strings[i] for i in range(-4, 4)] == expected * 2
+    assert strings[1:3] == expected[1:3]
+    assert strings.index("▁über") == 2
+    with pytest.raises(IndexError):
+        strings[4]

@@ -1,0 +1,35 @@
+"""Keeps the memory that the process holds close to what it uses, where the C library is glibc.
+
+By default glibc raises the size from which on a block is mapped (and unmapped) by itself up to
+32 MiB, so the tensors of steps of ever different lengths leave a heap full of holes: 70 MiB for the
+demo model. Elsewhere both functions do nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_M_MMAP_THRESHOLD = -3  # malloc.h
+# Lower costs page faults: with 256 KiB a step of 512 tokens takes a fifth longer.
+_MAPPED_BYTES = 1 << 20
+
+
+def map_large_blocks() -> None:
+    """Blocks of a megabyte and more go back to the system when they are freed. Call once."""
+    mallopt = _libc_function("mallopt")
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
+def give_back() -> None:
+    """Returns free memory to the system; takes a few milliseconds, for after loading."""
+    malloc_trim = _libc_function("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _libc_function(name: str) -> ctypes._NamedFuncPointer | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
