@@ -14,10 +14,10 @@ from llmserve.api.json_response import json_response
 from llmserve.api.logprobs import chat_logprobs, prompt_logprobs
 from llmserve.api.messages import check_tool_choice
 from llmserve.api.middleware import REQUEST_ID
-from llmserve.api.preparation import Prepared, make_generations, token_names
+from llmserve.api.preparation import Prepared, make_generations, note_ignored, token_names
 from llmserve.api.prompts import encode_conversation, truncate
-from llmserve.api.sampling import check_logprobs, check_stream_fields, make_sampling_params
-from llmserve.api.schemas import ChatRequest, ignored_fields
+from llmserve.api.sampling import check_stream_fields, make_sampling_params, resolve_logprobs
+from llmserve.api.schemas import ChatRequest
 from llmserve.api.sse import Event, respond_with_events
 from llmserve.api.streams import Streams
 from llmserve.api.tool_calls import ToolCall, tool_call_parser
@@ -71,10 +71,10 @@ def prepare_chat(body: bytes, context: ApiContext, request_id: str) -> _Prepared
 
 def prepare_chat_fields(fields: dict[str, Any], context: ApiContext, request_id: str) -> _Prepared:
     """From a request's fields to what the engine shall do. Raises RequestError."""
-    request = validate(ChatRequest, fields)
+    request = resolve_logprobs(validate(ChatRequest, fields), context)
     model = context.resolve_model(request.model)
-    num_logprobs = _num_logprobs(request, context.config.max_logprobs)
-    check_logprobs("prompt_logprobs", request.prompt_logprobs, context.config.max_logprobs)
+    ignored = note_ignored(request, fields, context)
+    num_logprobs = _num_logprobs(request)
     check_tool_choice(request.tool_choice, request.tools)
     check_stream_fields(request)
     asked = request.max_completion_tokens
@@ -110,11 +110,11 @@ def prepare_chat_fields(fields: dict[str, Any], context: ApiContext, request_id:
         response_id=response_id,
         model=model,
         names=token_names(request, context),
-        ignored=ignored_fields(ChatRequest, fields),
+        ignored=ignored,
     )
 
 
-def _num_logprobs(request: ChatRequest, max_logprobs: int) -> int | None:
+def _num_logprobs(request: ChatRequest) -> int | None:
     if not request.logprobs:
         if request.top_logprobs:
             raise RequestError(
@@ -122,7 +122,6 @@ def _num_logprobs(request: ChatRequest, max_logprobs: int) -> int | None:
                 param="top_logprobs",
             )
         return None
-    check_logprobs("top_logprobs", request.top_logprobs, max_logprobs)
     return request.top_logprobs or 0
 
 

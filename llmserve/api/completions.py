@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -9,16 +11,17 @@ from aiohttp import web
 
 from llmserve.api.body import parse_object, read_body, run_sized
 from llmserve.api.context import CONTEXT, ApiContext
-from llmserve.api.fields import refuse_unsupported, validate
+from llmserve.api.fields import refuse, validate
+from llmserve.api.infilling import infill_prompt, infill_tokens
 from llmserve.api.json_response import json_response
 from llmserve.api.logprobs import CompletionLogprobs, prompt_logprobs, prompt_token_texts
 from llmserve.api.middleware import REQUEST_ID
-from llmserve.api.preparation import Prepared, make_generations, token_names
+from llmserve.api.preparation import Prepared, make_generations, note_ignored, token_names
 from llmserve.api.prompts import Prompt, encode_prompt, split_prompts, truncate
-from llmserve.api.sampling import check_logprobs, check_stream_fields, make_sampling_params
-from llmserve.api.schemas import CompletionRequest, ignored_fields
+from llmserve.api.sampling import check_stream_fields, make_sampling_params, resolve_logprobs
+from llmserve.api.schemas import CompletionRequest
 from llmserve.api.sse import Event, respond_with_events
-from llmserve.api.streams import Streams
+from llmserve.api.streams import Batch, Streams
 from llmserve.core import OutputDelta, PromptLogprobs
 from llmserve.errors import RequestError
 
@@ -57,32 +60,27 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
 def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Prepared:
     """From bytes to what the engine shall do. Raises RequestError."""
     fields = parse_object(body)
-    request = validate(CompletionRequest, fields)
+    request = resolve_logprobs(validate(CompletionRequest, fields), context)
     model = context.resolve_model(request.model)
-    _check_combinations(request, context)
+    ignored = note_ignored(request, fields, context)
+    _check_combinations(request)
     check_stream_fields(request)
-    prompts = [
-        truncate(
-            encode_prompt(
-                value,
-                context,
-                add_special_tokens=request.add_special_tokens,
-                is_bounded=request.truncate_prompt_tokens is None,
-            ),
-            request,
-            context.engine.max_model_len,
-            request.max_tokens,
-        )
-        for value in split_prompts(request.prompt)
-    ]
+    prompts = [_encode(value, request, context) for value in split_prompts(request.prompt)]
     wanted = [request.prompt_logprobs, request.logprobs if request.echo else None]
     counts = [count for count in wanted if count is not None]
     sampling = make_sampling_params(
         request,
         context,
-        num_logprobs=request.logprobs,
+        # The best of more candidates than asked for are chosen by their log-probabilities.
+        num_logprobs=0 if request.logprobs is None and _has_spare(request) else request.logprobs,
         num_prompt_logprobs=max(counts) if counts else None,
     )
+    if request.suffix:
+        tokens = infill_tokens(context.tokenizer)
+        prompts = [infill_prompt(p, request.suffix, tokens, context.tokenizer) for p in prompts]
+        if not request.ignore_eos:
+            ends = (*sampling.eos_token_ids, *tokens.ends)
+            sampling = dataclasses.replace(sampling, eos_token_ids=ends)
     response_id = f"cmpl-{request.request_id or request_id}"
     generations = make_generations(
         request,
@@ -93,6 +91,7 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
         # Reading the prompt's log-probabilities takes a step, and a step samples a token.
         asked_max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         default_max_tokens=_DEFAULT_MAX_TOKENS,
+        best_of=request.best_of,
     )
     if request.max_tokens == 0 and not counts:
         generations = []
@@ -103,27 +102,45 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
         response_id=response_id,
         model=model,
         names=token_names(request, context),
-        ignored=ignored_fields(CompletionRequest, fields),
+        ignored=ignored,
     )
 
 
-def _check_combinations(request: CompletionRequest, context: ApiContext) -> None:
-    check_logprobs("logprobs", request.logprobs, context.config.max_logprobs)
-    check_logprobs("prompt_logprobs", request.prompt_logprobs, context.config.max_logprobs)
+def _encode(value: str | list[int], request: CompletionRequest, context: ApiContext) -> Prompt:
+    prompt = encode_prompt(
+        value,
+        context,
+        add_special_tokens=request.add_special_tokens,
+        is_bounded=request.truncate_prompt_tokens is None,
+    )
+    return truncate(prompt, request, context.engine.max_model_len, request.max_tokens)
+
+
+def _has_spare(request: CompletionRequest) -> bool:
+    """Whether more candidates are generated than the answer has."""
+    return request.best_of is not None and request.best_of > request.n
+
+
+def _check_combinations(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
         raise RequestError(
             "max_tokens is 0; it must be at least 1, except with echo", param="max_tokens"
         )
-    if request.best_of is not None and request.best_of != request.n:
-        if request.best_of < request.n:
-            raise RequestError(
-                f"best_of is {request.best_of}; it must be at least n, which is {request.n}",
-                param="best_of",
-            )
-        refuse_unsupported("best_of", "more candidates than n are not generated")
-    if request.stream and request.echo and request.logprobs is not None and request.n > 1:
+    if request.best_of is not None and request.best_of < request.n:
+        refuse("best_of", request.best_of, f"at least n, which is {request.n}")
+    if _has_spare(request) and request.stream:
         raise RequestError(
-            "echo with logprobs and stream takes n = 1 only; set stream to false", param="n"
+            f"best_of is {request.best_of}; with stream it must be n, which is {request.n}, as "
+            "the best are known at the end only",
+            param="best_of",
+        )
+    if not request.suffix:
+        return
+    if request.echo and request.logprobs is not None:
+        raise RequestError("suffix does not go with echo and logprobs", param="suffix")
+    if request.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "truncate_prompt_tokens does not go with suffix", param="truncate_prompt_tokens"
         )
 
 
@@ -207,14 +224,14 @@ def _make_answer(
     choices = []
     for position, (prompt, deltas) in enumerate(zip(prepared.prompts, collected, strict=True)):
         rows = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None)
-        of_prompt = [_Choice(position * request.n + i, prompt, prepared) for i in range(request.n)]
-        for choice in of_prompt:
+        for delta in deltas:
+            usage.add(position, delta)
+        for place, candidate in enumerate(_select(deltas, request)):
+            choice = _Choice(position * request.n + place, prompt, prepared)
             if request.echo:
                 choice.echo(rows if request.logprobs is not None else None, context)
-        for delta in deltas:
-            of_prompt[delta.index].add(delta)
-            usage.add(position, delta)
-        for choice in of_prompt:
+            for delta in candidate:
+                choice.add(delta)
             if request.max_tokens == 0:
                 choice.finish_without_output()
             choices.append(choice.take())
@@ -229,6 +246,25 @@ def _make_answer(
         "choices": choices,
         "usage": usage.as_json(),
     }
+
+
+def _select(deltas: list[OutputDelta], request: CompletionRequest) -> list[list[OutputDelta]]:
+    """The deltas of each of the prompt's n choices; of more candidates, the best ones.
+
+    Beams come best first. Other candidates are ranked by the mean log-probability of their
+    tokens, equal ones by their order.
+    """
+    candidates: list[list[OutputDelta]] = [[] for _ in range(request.best_of or request.n)]
+    for delta in deltas:
+        candidates[delta.index].append(delta)
+    if _has_spare(request) and not request.use_beam_search:
+        candidates.sort(key=_mean_logprob, reverse=True)
+    return candidates[: request.n]
+
+
+def _mean_logprob(deltas: list[OutputDelta]) -> float:
+    logprobs = [row.logprob for delta in deltas for row in delta.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 def _answer_size(prepared: _Prepared, collected: list[list[OutputDelta]]) -> int:
@@ -269,12 +305,11 @@ async def _stream(
         for choice in choices:
             choice.echo(None, context)
         yield [chunk(choice) for choice in choices if choice.has_news]
+    order = _EchoOrder(choices, n, context) if has_echo_rows else None
     async for batch in streams.batches():
         events = []
-        for position, delta in batch:
+        for position, delta in batch if order is None else order.sort(batch):
             choice = choices[position * n + delta.index]
-            if has_echo_rows and delta.prompt_logprobs is not None:
-                choice.echo(delta.prompt_logprobs, context)
             choice.add(delta)
             if request.max_tokens != 0:
                 usage.add(position, delta)
@@ -290,3 +325,36 @@ async def _stream(
         yield [chunk(choice) for choice in choices]
     if request.include_usage:
         yield [{**envelope, "choices": [], "usage": usage.as_json()}]
+
+
+class _EchoOrder:
+    """Puts each choice's echoed prompt before its output.
+
+    The prompt's log-probabilities come once, with the first choice; what other choices of the
+    prompt have written before that waits.
+    """
+
+    def __init__(self, choices: list[_Choice], n: int, context: ApiContext) -> None:
+        self._choices = choices
+        self._n = n
+        self._context = context
+        self._early: dict[int, Batch] = {}  # by position of the prompt
+        self._echoed: set[int] = set()
+
+    def sort(self, batch: Batch) -> Batch:
+        """What may be written now."""
+        ready: Batch = []
+        for position, delta in batch:
+            if delta.prompt_logprobs is not None:
+                self._echo(position, delta.prompt_logprobs)
+                ready += self._early.pop(position, [])
+            if position in self._echoed:
+                ready.append((position, delta))
+            else:
+                self._early.setdefault(position, []).append((position, delta))
+        return ready
+
+    def _echo(self, position: int, rows: PromptLogprobs) -> None:
+        self._echoed.add(position)
+        for choice in self._choices[position * self._n : (position + 1) * self._n]:
+            choice.echo(rows, self._context)

@@ -1,16 +1,26 @@
 """Checks of single request fields; every refusal names the field, the value and what is allowed.
 
 The checkers run as pydantic validators. They raise RequestError themselves, which pydantic lets
-through, because its own messages do not say the whole allowed range.
+through, because its own messages do not say the whole allowed range. Each carries the JSON schema
+of the values that it takes, for the API's description.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_core import CoreSchema
 
 from llmserve.errors import RequestError
 
@@ -35,6 +45,7 @@ def shorten(value: object) -> str:
 
 
 def refuse(field: str, value: object, requirement: str) -> NoReturn:
+    """`field` is a field's name, or the path of a value in it, such as messages[0].role."""
     raise RequestError(f"{field} is {shorten(value)}; it must be {requirement}", param=field)
 
 
@@ -47,25 +58,47 @@ def name_of(info: ValidationInfo) -> str:
     return info.field_name or "body"
 
 
-def integer(low: int, high: int | None = None, *, requirement: str = "") -> BeforeValidator:
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """A validator for `Annotated`, and what the API's description says of its values.
+
+    `schema` None: what pydantic makes of the annotated type.
+    """
+
+    check: Callable[[Any, str], Any]  # of (value, field name)
+    schema: Mapping[str, Any] | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: type[Any], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        def run(value: object, info: ValidationInfo) -> Any:
+            return self.check(value, name_of(info))
+
+        return BeforeValidator(run).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return dict(handler(schema) if self.schema is None else self.schema)
+
+
+def integer(low: int, high: int | None = None, *, requirement: str = "") -> Check:
     """An integer within [low, high]; 2.0 counts as 2, as in JSON Schema."""
     upper = INT64_MAX if high is None else high
     if not requirement:
         span = f"from {low} to {high}" if high is not None else f"of at least {low}"
         requirement = f"an integer {span}"
 
-    def check(value: object, info: ValidationInfo) -> int:
+    def check(value: object, field: str) -> int:
         number = int(value) if isinstance(value, float) and value.is_integer() else value
         if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= upper:
-            refuse(name_of(info), value, requirement)
+            refuse(field, value, requirement)
         return number
 
-    return BeforeValidator(check)
+    return Check(check, {"type": "integer", "minimum": low, "maximum": upper})
 
 
-def real(
-    low: float, high: float | None = None, *, is_low_excluded: bool = False
-) -> BeforeValidator:
+def real(low: float, high: float | None = None, *, is_low_excluded: bool = False) -> Check:
     """A number within [low, high], or (low, high]."""
     bound = f"above {low:g}" if is_low_excluded else f"of at least {low:g}"
     if high is None:
@@ -75,21 +108,25 @@ def real(
     else:
         requirement = f"a number from {low:g} to {high:g}"
 
-    def check(value: object, info: ValidationInfo) -> float:
+    def check(value: object, field: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            refuse(name_of(info), value, requirement)
+            refuse(field, value, requirement)
         is_low_enough = high is None or value <= high
         is_high_enough = value > low if is_low_excluded else value >= low
         if not is_low_enough or not is_high_enough:
-            refuse(name_of(info), value, requirement)
+            refuse(field, value, requirement)
         return float(value)
 
-    return BeforeValidator(check)
+    schema: dict[str, Any] = {"type": "number"}
+    schema["exclusiveMinimum" if is_low_excluded else "minimum"] = low
+    if high is not None:
+        schema["maximum"] = high
+    return Check(check, schema)
 
 
-def checked(check: Callable[[Any, str], Any]) -> BeforeValidator:
-    """A validator from a function of (value, field name)."""
-    return BeforeValidator(lambda value, info: check(value, name_of(info)))
+def checked(check: Callable[[Any, str], Any], schema: Mapping[str, Any] | None = None) -> Check:
+    """A validator from a function of (value, field name), and the schema of what it takes."""
+    return Check(check, schema)
 
 
 def id_list(value: object, field: str) -> list[int]:

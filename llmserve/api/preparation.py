@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from llmserve.api.context import ApiContext
+from llmserve.api.fields import shorten
 from llmserve.api.logprobs import TokenNames
 from llmserve.api.prompts import MAX_CHOICES, Prompt, resolve_max_tokens
-from llmserve.api.sampling import check_min_tokens
-from llmserve.api.schemas import GenerationFields
+from llmserve.api.sampling import check_beam_search, check_min_tokens, fields_without_effect
+from llmserve.api.schemas import GenerationFields, ignored_fields
 from llmserve.api.usage import UsageCounter
-from llmserve.core import GenerationRequest, SamplingParams
+from llmserve.core import BeamParams, GenerationRequest, SamplingParams
 from llmserve.errors import RequestError
 
 _R = TypeVar("_R", bound=GenerationFields)
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # names that are safe in a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Prepared(Generic[_R]):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer besides the usual ones."""
-        return {"X-Ignored-Params": ", ".join(self.ignored)} if self.ignored else {}
+        names = [name for name in self.ignored if _HEADER_NAME.fullmatch(name)]
+        return {"X-Ignored-Params": ", ".join(names)} if names else {}
 
     def usage_counter(self) -> UsageCounter:
         return UsageCounter([len(prompt.token_ids) for prompt in self.prompts])
@@ -51,6 +56,19 @@ class Prepared(Generic[_R]):
         }
 
 
+def note_ignored(request: GenerationFields, body: dict[str, Any], context: ApiContext) -> list[str]:
+    """Names in `body` without effect; with --strict-params RequestError names the first."""
+    names = sorted({*ignored_fields(type(request), body), *fields_without_effect(request)})
+    if names and context.config.strict_params:
+        shown = ", ".join(shorten(name) for name in names[:10])
+        raise RequestError(
+            f"{shown} would have no effect, and this server runs with --strict-params; "
+            "leave it out",
+            param=names[0][:64],
+        )
+    return names
+
+
 def make_generations(
     request: GenerationFields,
     prompts: list[Prompt],
@@ -60,14 +78,24 @@ def make_generations(
     response_id: str,
     asked_max_tokens: int | None,
     default_max_tokens: int | None,
+    best_of: int | None = None,
 ) -> list[GenerationRequest]:
-    """One per prompt. Raises RequestError where a prompt does not fit."""
-    if len(prompts) * request.n > MAX_CHOICES:
+    """One per prompt, of `best_of` (default: n) choices.
+
+    Raises RequestError where a prompt does not fit.
+    """
+    n = best_of or request.n
+    if len(prompts) * n > MAX_CHOICES:
         raise RequestError(
-            f"{len(prompts)} prompts with n = {request.n} make {len(prompts) * request.n} choices; "
+            f"{len(prompts)} prompts with {n} choices each make {len(prompts) * n} choices; "
             f"at most {MAX_CHOICES} are allowed in one request",
             param="prompt",
         )
+    check_beam_search(request, sampling)
+    beam = None
+    if request.use_beam_search:
+        penalty = request.length_penalty
+        beam = BeamParams(width=n, length_penalty=1.0 if penalty is None else penalty)
     # The response id may be the client's, so it need not be unique among running requests.
     engine_id = f"{response_id}-{secrets.token_hex(4)}"
     generations = []
@@ -86,9 +114,10 @@ def make_generations(
                 request_id=engine_id if len(prompts) == 1 else f"{engine_id}-{position}",
                 prompt_token_ids=prompt.token_ids,
                 sampling=dataclasses.replace(sampling, max_tokens=max_tokens, seed=seed),
-                n=request.n,
+                n=n,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                beam=beam,
             )
         )
     return generations

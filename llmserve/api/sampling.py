@@ -13,9 +13,17 @@ from llmserve.errors import RequestError
 from llmserve.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
+_G = TypeVar("_G", bound=GenerationFields)
 
 # Below this the division by the temperature loses all precision in float32 (vLLM's limit).
 _MIN_TEMPERATURE = 0.01
+
+# What changes the probabilities that a beam search ranks by.
+_BIASING_FIELDS = (
+    *("logit_bias", "allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty"),
+    *("response_format", "structured_outputs", "tool_choice"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
 
 
 def make_sampling_params(
@@ -30,12 +38,8 @@ def make_sampling_params(
     temperature = _or(request.temperature, defaults.temperature)
     if 0.0 < temperature < _MIN_TEMPERATURE:
         temperature = _MIN_TEMPERATURE
-    if request.n > 1 and temperature == 0.0:
-        raise RequestError(
-            f"n is {request.n}, but with temperature 0 all choices are the same; "
-            "it must be 1, or temperature above 0",
-            param="n",
-        )
+    if temperature == 0.0 and not request.use_beam_search:
+        _refuse_equal_choices(request)
     if request.allowed_token_ids == []:
         refuse("allowed_token_ids", [], "a list of at least one token id")
     vocab_size = model.vocab_size
@@ -74,14 +78,39 @@ def make_sampling_params(
     )
 
 
+def _refuse_equal_choices(request: GenerationFields) -> None:
+    for field in ("n", "best_of"):
+        value = getattr(request, field, None)
+        if value is not None and value > 1:
+            raise RequestError(
+                f"{field} is {value}, but with temperature 0 all choices are the same; "
+                "it must be 1, or temperature above 0",
+                param=field,
+            )
+
+
 def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     if min_tokens > max_tokens:
         refuse("min_tokens", min_tokens, f"at most max_tokens, which is {max_tokens}")
 
 
-def check_logprobs(field: str, value: int | None, max_logprobs: int) -> None:
-    if value is not None and value > max_logprobs:
-        refuse(field, value, f"an integer from 0 to {max_logprobs}")
+def resolve_logprobs(request: _G, context: ApiContext) -> _G:
+    """The request with the number of logprobs in place of -1, which means the whole vocabulary.
+
+    Raises RequestError for more than --max-logprobs.
+    """
+    vocab_size, limit = context.model.vocab_size, context.config.max_logprobs
+    resolved: dict[str, int] = {}
+    for field in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        value = getattr(request, field, None)
+        if value is None or isinstance(value, bool):
+            continue
+        wanted = vocab_size if value == -1 else value
+        if wanted > (vocab_size if limit == -1 else limit):
+            top = f"-1 (all) or an integer from 0 to {vocab_size}"
+            refuse(field, value, top if limit == -1 else f"an integer from 0 to {limit}")
+        resolved[field] = wanted
+    return request.model_copy(update=resolved) if resolved else request
 
 
 def check_stream_fields(request: GenerationFields) -> None:
@@ -95,6 +124,41 @@ def check_stream_fields(request: GenerationFields) -> None:
             "prompt_logprobs does not go with stream; set one of them only",
             param="prompt_logprobs",
         )
+
+
+def check_beam_search(request: GenerationFields, sampling: SamplingParams) -> None:
+    """Raises RequestError for what a beam search cannot honour."""
+    if not request.use_beam_search:
+        return
+    if request.stream:
+        raise RequestError(
+            "use_beam_search does not go with stream; set one of them only",
+            param="use_beam_search",
+        )
+    is_biased = (
+        sampling.has_penalties
+        or sampling.logit_bias
+        or sampling.bad_words_token_ids
+        or sampling.allowed_token_ids is not None
+        or sampling.grammar is not None
+    )
+    if is_biased:
+        given = [name for name in _BIASING_FIELDS if getattr(request, name, None)]
+        field = given[0] if given else "repetition_penalty"
+        raise RequestError(
+            f"{field} does not go with use_beam_search, which ranks by the model's own "
+            "probabilities; leave it out",
+            param=field,
+        )
+
+
+def fields_without_effect(request: GenerationFields) -> list[str]:
+    """Names of fields that have an effect, but not beside the others of this request."""
+    if not request.use_beam_search:
+        return [] if request.length_penalty is None else ["length_penalty"]
+    given = request.model_fields_set
+    fields = {"top_p", "top_k", "min_p", "seed"} & given
+    return sorted({"temperature", *fields} if request.temperature else fields)
 
 
 def _encode_bad_words(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from llmserve.api.fields import (
     INT64_MAX,
@@ -19,8 +19,10 @@ from llmserve.api.fields import (
     real,
     refuse,
     refuse_unsupported,
+    shorten,
 )
 from llmserve.api.messages import check_messages, check_tools
+from llmserve.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_CACHE_SALT_CHARS = 128
@@ -31,7 +33,7 @@ NO_EFFECT_FIELDS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("verbosity", "prediction", "modalities", "parallel_tool_calls", "include_reasoning"),
-        *("length_penalty", "reasoning_effort"),
+        *("reasoning_effort",),
     }
 )
 
@@ -53,7 +55,9 @@ def _logit_bias(value: object, field: str) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not re.fullmatch(r"[0-9]{1,18}", key):
-            refuse(f"{field}: a key", key, "a token id")
+            raise RequestError(
+                f"{field} has the key {shorten(key)}; its keys must be token ids", param=field
+            )
         if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 100:
             refuse(f"{field}[{key}]", bias, "a number from -100 to 100")
         biases[int(key)] = float(bias)
@@ -103,9 +107,20 @@ def _structured(value: object, field: str) -> None:
     refuse_unsupported(field, "this server does no constrained decoding")
 
 
-def _must_be_off(value: object, field: str) -> None:
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        refuse(field, value, "a string")
+    return value
+
+
+def _best_of_one(value: object, field: str) -> None:
+    if value != 1 or isinstance(value, bool):
+        refuse_unsupported(field, "chat takes 1 only; use n")
+
+
+def _echo_off(value: object, field: str) -> None:
     if value is not False:
-        refuse_unsupported(field, "only false is accepted")
+        refuse_unsupported(field, "chat takes false only")
 
 
 def _refused(value: object, field: str) -> None:
@@ -130,10 +145,53 @@ def _request_id(value: object, field: str) -> str:
     return value
 
 
-Refused = Annotated[None, checked(_refused)]
+_SALT = {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_SALT_CHARS}
+_REQUEST_ID = {"type": "string", "pattern": "^[!-~]{1,128}$"}
+_ID_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_STRINGS = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_STOP = {"anyOf": [{"type": "string", "minLength": 1}, {**_STRINGS, "maxItems": MAX_STOP_STRINGS}]}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        {**_ID_LIST, "minItems": 1},
+        {"type": "array", "minItems": 1, "items": {**_ID_LIST, "minItems": 1}},
+    ]
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"type": "string", "minLength": 1}},
+}
+_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+_TOOL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+            },
+        },
+    },
+}
+
+Refused = Annotated[None, checked(_refused, {"enum": ["", [], {}]})]
 Structured = Annotated[None, checked(_structured)]
-TokenIds = Annotated[list[int], checked(id_list)]
+TokenIds = Annotated[list[int], checked(id_list, _ID_LIST)]
 MaxTokens = Annotated[int, integer(1)]
+# -1 stands for the whole vocabulary; --max-logprobs is applied later.
+Logprobs = Annotated[int, integer(-1, requirement="an integer of at least 0, or -1 for all")]
 
 
 class StreamOptions(BaseModel):
@@ -162,17 +220,18 @@ class GenerationFields(BaseModel):
     frequency_penalty: Annotated[float, real(-2, 2)] = 0.0
     repetition_penalty: Annotated[float, real(0.001, 1000)] | None = None
     seed: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] | None = None
-    stop: Annotated[tuple[str, ...], checked(_stop)] = ()
+    stop: Annotated[tuple[str, ...], checked(_stop, _STOP)] = ()
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     min_tokens: Annotated[int, integer(0)] = 0
     include_stop_str_in_output: bool = False
     n: Annotated[int, integer(1, MAX_N)] = 1
-    use_beam_search: Annotated[None, checked(_must_be_off)] = None
-    prompt_logprobs: Annotated[int, integer(0)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], checked(_logit_bias)] = ()
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, real(-10, 10)] | None = None  # default: 1
+    prompt_logprobs: Logprobs | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], checked(_logit_bias, _BIASES)] = ()
     allowed_token_ids: TokenIds | None = None
-    bad_words: Annotated[tuple[str, ...], checked(_bad_words)] = ()
+    bad_words: Annotated[tuple[str, ...], checked(_bad_words, _STRINGS)] = ()
     stream: bool = False
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool = True
@@ -182,10 +241,10 @@ class GenerationFields(BaseModel):
     ) = None
     truncation_side: Literal["left", "right"] = "left"
     priority: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] = 0
-    cache_salt: Annotated[str, checked(_cache_salt)] | None = None
+    cache_salt: Annotated[str, checked(_cache_salt, _SALT)] | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    request_id: Annotated[str, checked(_request_id)] | None = None
+    request_id: Annotated[str, checked(_request_id, _REQUEST_ID)] | None = None
 
     response_format: Annotated[None, checked(_response_format)] = None
     structured_outputs: Structured = None
@@ -209,12 +268,12 @@ class GenerationFields(BaseModel):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     max_tokens: Annotated[int, integer(0)] | None = None
-    logprobs: Annotated[int, integer(0)] | None = None
+    logprobs: Logprobs | None = None
     echo: bool = False
     best_of: Annotated[int, integer(1, MAX_N)] | None = None
-    suffix: Refused = None
+    suffix: Annotated[str, checked(_text)] | None = None
     prompt_embeds: Refused = None
     add_special_tokens: bool = True
 
@@ -229,24 +288,29 @@ class TemplateFields(BaseModel):
     chat_template: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any], checked(_object)] = {}
     documents: Annotated[list[dict[str, Any]], checked(_documents)] | None = None
-    tools: Annotated[list[dict[str, Any]], checked(check_tools)] = []
+    tools: Annotated[
+        list[dict[str, Any]], checked(check_tools, {"type": "array", "items": _TOOL})
+    ] = []
     reasoning_effort: str | None = None
 
 
 class ChatRequest(GenerationFields, TemplateFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], checked(check_messages)]
+    messages: Annotated[list[dict[str, Any]], checked(check_messages, _MESSAGES)]
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, integer(0)] | None = None
+    top_logprobs: Logprobs | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     add_special_tokens: bool | None = None  # default: a BOS, unless the template has one
+    best_of: Annotated[None, checked(_best_of_one, {"const": 1})] = None
+    echo: Annotated[None, checked(_echo_off, {"const": False})] = None
+    suffix: Refused = None
     functions: Refused = None
-    function_call: Annotated[None, checked(_refused)] = None
+    function_call: Refused = None
     audio: Refused = None
-    modalities: Annotated[None, checked(_modalities)] = None
+    modalities: Annotated[None, checked(_modalities, {"const": ["text"]})] = None
     web_search_options: Refused = None
 
 
@@ -255,7 +319,7 @@ class TokenizeRequest(TemplateFields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], checked(check_messages)] | None = None
+    messages: Annotated[list[dict[str, Any]], checked(check_messages, _MESSAGES)] | None = None
     add_special_tokens: bool | None = None  # default: as the model expects
     return_token_strs: bool = False
 
@@ -270,10 +334,14 @@ class DetokenizeRequest(BaseModel):
 
 
 def ignored_fields(model: type[BaseModel], body: dict[str, Any]) -> list[str]:
-    """Names in `body` that have no effect here, for the header X-Ignored-Params."""
+    """Names in `body` that never have an effect here, unknown ones among them; sorted."""
     names = {
         name
         for name, value in body.items()
         if value is not None and (name in NO_EFFECT_FIELDS or name not in model.model_fields)
     }
-    return sorted(name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name))
+    options = body.get("stream_options")
+    if isinstance(options, dict):
+        unknown = options.keys() - StreamOptions.model_fields.keys()
+        names |= {f"stream_options.{name}" for name in unknown if options[name] is not None}
+    return sorted(names)

@@ -56,7 +56,6 @@ NOT_SERVED: list[tuple[str, Any]] = [
     ("guided_regex", "a+"),
     ("guided_choice", ["a"]),
     ("guided_grammar", "root ::= 'a'"),
-    ("use_beam_search", True),
     ("thinking_token_budget", 5),
 ]
 

@@ -74,7 +74,13 @@ def test_null_is_absent() -> None:
 def test_ignored_fields_name_what_has_no_effect() -> None:
     body = {"prompt": "x", "user": "u", "foo": 1, "bar": None, "bad name\r\n": 1, "seed": 1}
 
-    assert ignored_fields(CompletionRequest, body) == ["foo", "user"]
+    assert ignored_fields(CompletionRequest, body) == ["bad name\r\n", "foo", "user"]
+
+
+def test_ignored_fields_name_unknown_stream_options() -> None:
+    body = {"stream_options": {"include_usage": True, "include_obfuscation": False}}
+
+    assert ignored_fields(CompletionRequest, body) == ["stream_options.include_obfuscation"]
 
 
 @pytest.mark.parametrize(
