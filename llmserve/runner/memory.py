@@ -19,7 +19,7 @@ from llmserve.models import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_CACHE_BYTES = 160 << 20
+_DEFAULT_CACHE_BYTES = 128 << 20
 _MAX_LOGIT_ROWS = 16
 _MIB = 1 << 20
 
