@@ -45,9 +45,14 @@ def anthropic_error(error: dict[str, Any], status: int) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error["error"]["message"]}}
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether clients of Anthropic's API call the route at `path`."""
+    return path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/")
+
+
 def in_shape_of(path: str, response: web.Response) -> web.Response:
     """The answer to an error as clients of the route at `path` expect it."""
-    if path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/"):
+    if is_anthropic(path):
         body = orjson.loads(response.body if isinstance(response.body, bytes) else b"{}")
         response.body = orjson.dumps(anthropic_error(body, response.status))
     return response

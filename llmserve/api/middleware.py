@@ -17,6 +17,7 @@ from llmserve.api.error_body import (
     describe_bug,
     error_response,
     in_shape_of,
+    is_anthropic,
     response_for,
     response_for_http_exception,
 )
@@ -138,6 +139,8 @@ def make_prepare_hook(
         response.headers["Server"] = "llmserve"
         if REQUEST_ID in request:
             response.headers["X-Request-Id"] = request[REQUEST_ID]
+            if is_anthropic(request.path):
+                response.headers["request-id"] = request[REQUEST_ID]
         origin = request.headers.get("Origin")
         if not allowed_origins or origin is None:
             return

@@ -47,7 +47,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     # A client's own template may take any time, so it never runs on the event loop.
     size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
     prepared = await run_sized(size, prepare_message, body, context, request[REQUEST_ID])
-    headers = {"request-id": request[REQUEST_ID], **ignored_header(prepared.ignored)}
+    headers = ignored_header(prepared.ignored)
     run = ChatRun(prepared.chat, context)
     try:
         if prepared.request.stream:
@@ -70,7 +70,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = await read_body(request)
     size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
     count = await run_sized(size, count_message_tokens, body, context)
-    return json_response({"input_tokens": count}, headers={"request-id": request[REQUEST_ID]})
+    return json_response({"input_tokens": count})
 
 
 async def _answer(prepared: PreparedMessage, run: ChatRun) -> dict[str, Any]:
