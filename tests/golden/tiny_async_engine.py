@@ -8,13 +8,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from llmserve.config import CacheConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
+import aiohttp
+from aiohttp import web
+
+from llmserve.api.app import ModelInfo, make_app
+from llmserve.api.runner import ApiRunner
+from llmserve.config import (
+    CacheConfig,
+    FrontendConfig,
+    ModelConfig,
+    RunnerConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
 from llmserve.engine import AsyncEngine, Engine, EngineStats
 from llmserve.executor import UniprocExecutor
 from llmserve.files.model import open_model
 from llmserve.runner import load_runner
 from llmserve.scheduler import Scheduler
-from llmserve.tokenizer import StreamDecoder
+from llmserve.tokenizer import ChatTemplate, StreamDecoder
 from tests.make_checkpoints import VOCAB_SIZE
 
 
@@ -86,3 +98,21 @@ async def running_engine(model: Path, **scheduler: Any) -> AsyncIterator[AsyncEn
         yield engine
     finally:
         await engine.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def serving_checkpoint(
+    model: Path, *, scheduler: dict[str, Any] | None = None, **frontend: Any
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a server over the checkpoint, which serves it as "tiny"."""
+    async with running_engine(model, **(scheduler or {})) as engine:
+        info = ModelInfo(names=("tiny",), max_model_len=engine.max_model_len, vocab_size=VOCAB_SIZE)
+        config = FrontendConfig(**{"port": 0, **frontend})
+        app = make_app(engine, WordTokenizer(), ChatTemplate("{{ messages }}"), config, info)
+        runner = ApiRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+            yield session
+        await runner.cleanup()
