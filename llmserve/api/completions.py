@@ -21,7 +21,7 @@ from llmserve.api.prompts import Prompt, encode_prompt, split_prompts, truncate
 from llmserve.api.sampling import check_stream_fields, make_sampling_params, resolve_logprobs
 from llmserve.api.schemas import CompletionRequest
 from llmserve.api.sse import Event, respond_with_events
-from llmserve.api.streams import Batch, Streams
+from llmserve.api.streams import Streams
 from llmserve.core import OutputDelta, PromptLogprobs
 from llmserve.errors import RequestError
 
@@ -305,10 +305,13 @@ async def _stream(
         for choice in choices:
             choice.echo(None, context)
         yield [chunk(choice) for choice in choices if choice.has_news]
-    order = _EchoOrder(choices, n, context) if has_echo_rows else None
     async for batch in streams.batches():
         events = []
-        for position, delta in batch if order is None else order.sort(batch):
+        for position, delta in batch:
+            if has_echo_rows and delta.prompt_logprobs is not None:
+                # They come once, before any other choice of the prompt has begun.
+                for choice in choices[position * n : (position + 1) * n]:
+                    choice.echo(delta.prompt_logprobs, context)
             choice = choices[position * n + delta.index]
             choice.add(delta)
             if request.max_tokens != 0:
@@ -325,36 +328,3 @@ async def _stream(
         yield [chunk(choice) for choice in choices]
     if request.include_usage:
         yield [{**envelope, "choices": [], "usage": usage.as_json()}]
-
-
-class _EchoOrder:
-    """Puts each choice's echoed prompt before its output.
-
-    The prompt's log-probabilities come once, with the first choice; what other choices of the
-    prompt have written before that waits.
-    """
-
-    def __init__(self, choices: list[_Choice], n: int, context: ApiContext) -> None:
-        self._choices = choices
-        self._n = n
-        self._context = context
-        self._early: dict[int, Batch] = {}  # by position of the prompt
-        self._echoed: set[int] = set()
-
-    def sort(self, batch: Batch) -> Batch:
-        """What may be written now."""
-        ready: Batch = []
-        for position, delta in batch:
-            if delta.prompt_logprobs is not None:
-                self._echo(position, delta.prompt_logprobs)
-                ready += self._early.pop(position, [])
-            if position in self._echoed:
-                ready.append((position, delta))
-            else:
-                self._early.setdefault(position, []).append((position, delta))
-        return ready
-
-    def _echo(self, position: int, rows: PromptLogprobs) -> None:
-        self._echoed.add(position)
-        for choice in self._choices[position * self._n : (position + 1) * self._n]:
-            choice.echo(rows, self._context)
