@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -60,10 +61,19 @@ class ToolParser(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def lark(cls, tools: list[Tool], *, is_required: bool, is_parallel: bool) -> str:
+    def lark(
+        cls,
+        tools: list[Tool],
+        *,
+        is_required: bool,
+        is_parallel: bool,
+        special_tokens: Mapping[str, int],
+    ) -> str:
         """A grammar (llguidance's Lark dialect, rule `start`) of answers in this format.
 
-        is_required: nothing but calls, at least one; else free text with any number of calls, in
-        which a call, once begun, must be well-formed, and its arguments valid for a strict tool's
-        schema (any JSON object for others). is_parallel: more than one call is allowed.
+        is_required: nothing but calls, at least one, with arguments valid for the tool's schema;
+        else free text with any number of calls, in which a call, once begun, must be well-formed,
+        and its arguments valid for a strict tool's schema (any JSON object for others).
+        is_parallel: more than one call is allowed. special_tokens: text and id of each special
+        token of the vocabulary; a marker that is one is asked for by its id.
         """

@@ -1,0 +1,163 @@
+"""The machinery that all formats share: finding markers, keeping content, giving out calls.
+
+White space that has nothing but calls and ends of the text around it is dropped; all other text
+that is not part of a well-formed call is content, character for character. A malformed call is
+content up to the character that makes it malformed, and the search goes on there; of a call that
+the end of the text cut off, everything is.
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+
+from llmserve.tool_parsers.base import CallDelta, ParsedDelta, Tool, ToolParser
+from llmserve.tool_parsers.source import (
+    Malformed,
+    Source,
+    Steps,
+    Truncated,
+    alternatives,
+    overlap,
+)
+
+
+class ScanningParser(ToolParser):
+    """Reads text up to a marker, then lets the format read calls.
+
+    A format gives `markers` (found anywhere), `bare_markers` (which count only where the text
+    begins or a call just ended, white space aside) and `read_calls`.
+    """
+
+    markers: tuple[str, ...] = ()
+    bare_markers: tuple[str, ...] = ()
+
+    def __init__(self, tools: list[Tool], *, is_constrained: bool = False) -> None:
+        super().__init__(tools, is_constrained=is_constrained)
+        self.source = Source()
+        self._delta = ParsedDelta()
+        self._staged: list[CallDelta] = []
+        self._num_calls = 0  # given out
+        self._is_open = False  # a call has been given out in part
+        self._kept = 0  # text[:_kept] of the source is accounted for: content, call or dropped
+        self._is_at_edge = True  # nothing but white space since the text began or a call ended
+        self._space = ""  # that white space
+        self._steps = self._run()
+
+    def feed(self, text: str) -> ParsedDelta:
+        self.source.text += text
+        return self._resume()
+
+    def flush(self) -> ParsedDelta:
+        self.source.is_ended = True
+        return self._resume()
+
+    @abc.abstractmethod
+    def read_calls(self, marker: str) -> Steps[None]:
+        """Reads on behind a marker. `commit` after each unit that stands or falls as a whole."""
+
+    def call_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+    def begin_call(self, name: str, call_id: str | None = None) -> None:
+        """A call whose name is known."""
+        if not name or not _is_unicode(name):
+            raise Malformed
+        delta = CallDelta(self._num_calls + len(self._staged), call_id or self.call_id(), name)
+        if not self.is_constrained:
+            self._staged.append(delta)
+            return
+        self._delta.calls.append(delta)
+        self._num_calls += 1
+        self._is_open = True
+        self._end_content()
+
+    def add_arguments(self, text: str) -> None:
+        """The next piece of the last begun call's arguments."""
+        if not self.is_constrained:
+            self._staged[-1].arguments += text
+            return
+        index = self._num_calls - 1
+        if self._delta.calls and self._delta.calls[-1].index == index:
+            self._delta.calls[-1].arguments += text
+        else:
+            self._delta.calls.append(CallDelta(index, arguments=text))
+        self._end_content()
+
+    def commit(self) -> None:
+        """The calls begun so far are well-formed, and what was read since is not content."""
+        self._delta.calls += self._staged
+        self._num_calls += len(self._staged)
+        self._staged = []
+        self._is_open = False
+        self._end_content()
+
+    def _resume(self) -> ParsedDelta:
+        self._delta = ParsedDelta()
+        next(self._steps, None)
+        return self._delta
+
+    def _run(self) -> Steps[None]:
+        while marker := (yield from self._find_marker()):
+            self._kept = 0
+            try:
+                yield from self.read_calls(marker)
+            except Truncated:
+                self.source.pos = len(self.source.text)
+            except Malformed:
+                pass
+            self._staged = []
+            # A call that has been given out in part cannot become content again.
+            if not self._is_open:
+                self._add_content(self.source.text[self._kept : self.source.pos])
+            self._is_open = False
+            self.source.forget()
+        if not self._num_calls:
+            self._delta.content += self._space
+
+    def _find_marker(self) -> Steps[str]:
+        """Reads up to and including the next marker; "" if there is none."""
+        source = self.source
+        if self._is_at_edge and self.bare_markers:
+            yield from source.skip_space()
+            if marker := (yield from source.at(*self.bare_markers)):
+                self._space += source.text[: source.pos]
+                source.forget()
+                source.pos = len(marker)
+                return marker
+            source.pos = 0
+        while self.markers:
+            found = alternatives(self.markers).search(source.text)
+            source.pos = found.start() if found else overlap(source.text, self.markers)
+            self._add_content(source.text[: source.pos])
+            source.forget()
+            if found:
+                source.pos = len(found[0])
+                return found[0]
+            if not (yield from source.more()):
+                break
+        while True:
+            self._add_content(source.text)
+            source.text = ""
+            if not (yield from source.more()):
+                return ""
+
+    def _add_content(self, text: str) -> None:
+        if self._is_at_edge:
+            self._space += text
+            if not self._space or self._space.isspace():
+                return
+            text, self._space = self._space, ""
+            self._is_at_edge = False
+        self._delta.content += text
+
+    def _end_content(self) -> None:
+        self._kept = self.source.pos
+        if self._num_calls:
+            self._is_at_edge = True
+            self._space = ""
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell lone surrogates, which cannot be sent."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
