@@ -11,7 +11,7 @@ from llmserve.core.grammar import Grammar
 class SamplingParams:
     """Sampling and stopping rules of one sequence.
 
-    Order of application to a row of logits: logprobs are read from the raw logits; then
+    Order of application to a row of logits: logprobs are read from the raw logits; then grammar,
     allowed_token_ids, bad words and min_tokens masks, logit_bias, penalties, temperature, min_p,
     top_k, top_p, draw. Temperature 0 is greedy and switches the filters off.
     """
@@ -28,13 +28,16 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
-    grammar: Grammar | None = None  # masks tokens before everything else
+    # Masks tokens before everything else. An end may come only where it allows one, and does come
+    # where it allows nothing else, whatever min_tokens and ignore_eos say.
+    grammar: Grammar | None = None
 
     max_tokens: int = 16
     min_tokens: int = 0  # masks eos_token_ids and stop_token_ids, and defers stop strings
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # asked for by the request; reported as stop_reason
-    eos_token_ids: tuple[int, ...] = ()  # the model's; empty when ignore_eos
+    eos_token_ids: tuple[int, ...] = ()  # the model's; empty when ignore_eos without a grammar
+    ignore_eos: bool = False  # with a grammar: eos_token_ids come only where nothing else may
     include_stop_str_in_output: bool = False
 
     num_logprobs: int | None = None  # None: none; k: the sampled token and the k most likely

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class GrammarKind(enum.Enum):
     JSON_SCHEMA = "json_schema"  # source: the schema as JSON
     JSON_OBJECT = "json_object"  # source: ""
-    REGEX = "regex"
+    REGEX = "regex"  # of the whole text
     CHOICE = "choice"  # source: a JSON list of strings
     LARK = "lark"  # source in llguidance's Lark dialect
     GBNF = "gbnf"
@@ -22,8 +22,17 @@ class GrammarSpec:
 
     The marker is text ("</think>"); it may be one special token of the vocabulary or many
     ordinary ones. "" means that the grammar holds from the first output token.
+
+    `whitespace` is a regular expression of what may stand, at most once, wherever JSON allows
+    whitespace; None: one space or newline, or nothing; "": nothing. Strings have no bounds but
+    their schema's.
     """
 
     kind: GrammarKind
     source: str
     starts_after: str = ""
+    whitespace: str | None = None
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, and why."""

@@ -1,4 +1,4 @@
-"""Logits to tokens: masks, bias, penalties, the draw, and log-probabilities.
+"""Logits to tokens: grammars, masks, bias, penalties, the draw, and log-probabilities.
 
 Owns the sampling state of every sequence that the runner holds, by request id; used by the runner
 thread alone. A sequence's tokens follow from its logits, its parameters and its seed, whatever
@@ -8,6 +8,7 @@ preempted sequence goes on where it was. Knows no models and no text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,12 +17,16 @@ import torch
 
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
 from llmserve.kernels import SAMPLING_ROW, STATUS_INVALID, STATUS_OK, logprob_rows, sample_rows
+from llmserve.runner.masks import GrammarFailedError, GrammarFollower, MaskThread
+
+logger = logging.getLogger(__name__)
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 _INVALID = "the model's logits hold NaN or infinity"
 _EMPTY = "no token is left to sample: every token of the vocabulary is masked"
+_NO_GRAMMAR = "the output cannot follow its grammar any further"
 _FIRST_CAPACITY = 16
 
 
@@ -36,6 +41,7 @@ class Sampler:
         self._sequences: dict[str, _Sequence] = {}
         self._params = np.zeros(_FIRST_CAPACITY, SAMPLING_ROW)
         self._free_slots = list(range(_FIRST_CAPACITY))
+        self._mask_thread = MaskThread()
 
     def add(
         self,
@@ -57,32 +63,36 @@ class Sampler:
             sampling.seed & 0xFFFFFFFFFFFFFFFF,
             len(output_token_ids),
         )
-        self._sequences[request_id] = _Sequence(slot, sampling, prompt_token_ids, output_token_ids)
+        self._sequences[request_id] = _Sequence(
+            slot, sampling, prompt_token_ids, output_token_ids, self._mask_thread
+        )
 
     def remove(self, request_id: str) -> None:
         """Forgets a sequence; one that is not known is no error."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
+            sequence.close()
             self._free_slots.append(sequence.slot)
 
     def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[SeqResult]:
         """Draws the next token of each sequence and counts it as output.
 
         logits: float32 [num_rows, vocab_size], row i belongs to request_ids[i]; rows may be
-        changed. A row with NaN or +inf, or without a token that may be sampled, gives a result
-        with `error` and leaves its sequence as it was. Raises KeyError for an unknown id.
+        changed. A row with NaN or +inf, or without a token that may be sampled, or whose grammar
+        has failed, gives a result with `error` and leaves its sequence as it was. Raises KeyError
+        for an unknown id.
         """
         sequences = [self._sequences[request_id] for request_id in request_ids]
         edited = [i for i, sequence in enumerate(sequences) if sequence.has_edits]
         wanted = [i for i, s in enumerate(sequences) if s.sampling.num_logprobs is not None]
         raw_rows = [i for i in edited if sequences[i].sampling.num_logprobs is not None]
         raw = logits[raw_rows] if raw_rows else None
-        for i in edited:
-            sequences[i].edit(logits[i].numpy())
+        failed = [i for i in edited if not _edit(sequences[i], logits[i].numpy())]
 
         slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
         sampled = sample_rows(logits, self._params[slots])
         is_ok = sampled["status"] == STATUS_OK
+        is_ok[failed] = False
         self._params["counter"][slots[is_ok]] += np.uint64(1)
 
         if raw is not None:
@@ -93,6 +103,9 @@ class Sampler:
         for i, (token_id, status) in enumerate(
             zip(token_ids.tolist(), sampled["status"].tolist(), strict=True)
         ):
+            if i in failed:
+                results.append(SeqResult(error=_NO_GRAMMAR))
+                continue
             if status != STATUS_OK:
                 results.append(SeqResult(error=_INVALID if status == STATUS_INVALID else _EMPTY))
                 continue
@@ -142,6 +155,7 @@ class _Sequence:
         sampling: SamplingParams,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
+        mask_thread: MaskThread,
     ) -> None:
         self.slot = slot
         self.sampling = sampling
@@ -160,14 +174,27 @@ class _Sequence:
             or sampling.bad_words_token_ids
             or bias
             or sampling.has_penalties
+            or sampling.grammar is not None
         )
+        self._grammar: GrammarFollower | None = None
+        if sampling.grammar is not None:
+            self._grammar = GrammarFollower(
+                sampling.grammar,
+                mask_thread,
+                output_token_ids,
+                _as_ids(sampling.eos_token_ids),
+                ends_late=sampling.ignore_eos,
+            )
 
     @property
     def has_edits(self) -> bool:
         return self._is_always_edited or len(self.output_token_ids) < self.sampling.min_tokens
 
     def edit(self, row: Floats) -> None:
-        """Applies masks, bias and penalties to logits [vocab_size], in vLLM's order."""
+        """Applies masks, bias and penalties to logits [vocab_size], in vLLM's order.
+
+        Raises GrammarFailedError.
+        """
         self._mask(row)
         if len(self._bias_ids):
             is_inside = self._bias_ids < len(row)
@@ -179,9 +206,21 @@ class _Sequence:
         self.output_token_ids.append(token_id)
         if self._counts is not None:
             self._counts.add(token_id)
+        if self._grammar is not None and token_id not in self.sampling.eos_token_ids:
+            self._grammar.append(token_id)
+
+    def close(self) -> None:
+        """The sequence is gone."""
+        if self._grammar is not None:
+            self._grammar.close()
 
     def _mask(self, row: Floats) -> None:
         """Sets the logits of tokens that may not come next to -inf."""
+        must_end = False
+        if self._grammar is not None:
+            mask = self._grammar.mask()
+            mask.apply(row)
+            must_end = mask.is_at_end
         if self.sampling.allowed_token_ids is not None:
             allowed = self._allowed_ids[self._allowed_ids < len(row)]
             logits = row[allowed]
@@ -191,13 +230,23 @@ class _Sequence:
         if banned:
             ids = _as_ids(banned)
             row[ids[ids < len(row)]] = -np.inf
-        if len(self.output_token_ids) < self.sampling.min_tokens:
+        if len(self.output_token_ids) < self.sampling.min_tokens and not must_end:
             row[self._stop_ids[self._stop_ids < len(row)]] = -np.inf
 
     def _completes(self, word: tuple[int, ...]) -> bool:
         """Whether the output ends with all of a bad word but its last token."""
         prefix = list(word[:-1])
         return not prefix or self.output_token_ids[-len(prefix) :] == prefix
+
+
+def _edit(sequence: _Sequence, row: Floats) -> bool:
+    """Edits the row; False if the sequence's grammar has failed."""
+    try:
+        sequence.edit(row)
+    except GrammarFailedError as error:
+        logger.warning("a grammar has failed: %s", error)
+        return False
+    return True
 
 
 class _TokenCounts:

@@ -1,0 +1,124 @@
+"""GrammarCompiler: from specifications to grammars over one model's vocabulary."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from llguidance import LLMatcher, LLParserLimits
+
+from llmserve.core.grammar import Grammar
+from llmserve.grammar.marker import Marker
+from llmserve.grammar.spec import GrammarError, GrammarSpec
+from llmserve.grammar.state import CompiledGrammar, DelayedGrammar, describe
+from llmserve.grammar.to_lark import guidance_grammar
+from llmserve.grammar.vocabulary import Vocabulary, VocabularySource
+
+MAX_SOURCE_CHARS = 1 << 20
+_NUM_THREADS = 2
+_CACHE_SIZE = 128
+_MAX_MARKERS = 16
+
+
+class GrammarCompiler:
+    """Compiles in threads of its own and keeps what was used last. All methods are thread-safe.
+
+    The vocabulary is prepared once, with the first grammar or by `warm_up`.
+    """
+
+    def __init__(
+        self,
+        source: VocabularySource,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """`vocab_size` is the model's, which may have more ids than the tokenizer.
+
+        timeout_s: longest wait for one grammar.
+        """
+        self._source = source
+        self._num_bytes = (vocab_size + 31) // 32 * 4
+        self._eos_token_ids = tuple(i for i in eos_token_ids if i < source.vocab_size)
+        self._timeout_s = timeout_s
+        # Enough for schemas of hundreds of optional properties; a mask takes 20 ms at most.
+        self._limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llmserve-grammar")
+        self._lock = threading.Lock()
+        self._cache: collections.OrderedDict[GrammarSpec, Future[Grammar]] = (
+            collections.OrderedDict()
+        )
+        self._markers: dict[str, Marker] = {}
+        self._vocabulary: Vocabulary | None = None
+        self._vocabulary_lock = threading.Lock()
+
+    def cached(self, spec: GrammarSpec) -> Grammar | None:
+        """The grammar, if it is there without waiting. Raises GrammarError if it is known bad."""
+        with self._lock:
+            future = self._cache.get(spec)
+            if future is None or not future.done():
+                return None
+            self._cache.move_to_end(spec)
+        return future.result()
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """Blocks. Raises GrammarError for a grammar that cannot be used or takes too long."""
+        if len(spec.source) > MAX_SOURCE_CHARS:
+            raise GrammarError(
+                f"the grammar has {len(spec.source)} characters; at most {MAX_SOURCE_CHARS} are "
+                "allowed"
+            )
+        with self._lock:
+            future = self._cache.get(spec)
+            if future is None:
+                future = self._cache[spec] = self._pool.submit(self._build, spec)
+                if len(self._cache) > _CACHE_SIZE:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(spec)
+        try:
+            return future.result(self._timeout_s)
+        except TimeoutError:
+            raise GrammarError(
+                f"compiling the grammar takes more than {self._timeout_s:g} s; simplify it"
+            ) from None
+
+    def warm_up(self) -> None:
+        """Prepares the vocabulary. Blocks, and holds the GIL for most of the time."""
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._source, self._eos_token_ids)
+
+    def close(self) -> None:
+        """Ends the threads as soon as they are done with what they compile."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, spec: GrammarSpec) -> Grammar:
+        if not self._eos_token_ids:
+            raise GrammarError("the model has no end-of-sequence token, so no output could end")
+        text = guidance_grammar(spec)
+        self.warm_up()
+        assert self._vocabulary is not None
+        vocabulary = self._vocabulary
+        matcher = LLMatcher(vocabulary.guide, text, log_level=0, limits=self._limits)
+        if not matcher.is_error() and not any(matcher.compute_bitmask()):
+            raise GrammarError("no text matches the grammar")
+        if matcher.is_error():
+            raise GrammarError(describe(matcher.get_error()))
+        body = CompiledGrammar(matcher, self._num_bytes)
+        if not spec.starts_after:
+            return body
+        return DelayedGrammar(self._marker(spec.starts_after, vocabulary), body)
+
+    def _marker(self, text: str, vocabulary: Vocabulary) -> Marker:
+        with self._lock:
+            marker = self._markers.get(text)
+        if marker is None:
+            marker = Marker(text, vocabulary, self._num_bytes)
+            with self._lock:
+                if len(self._markers) >= _MAX_MARKERS:
+                    self._markers.clear()
+                self._markers[text] = marker
+        return marker

@@ -1,0 +1,155 @@
+"""JSON schemas in the form that llguidance takes.
+
+llguidance refuses keywords that it knows and does not enforce. Here is what it would read another
+way than the schema's author: tuples and bounds in the style of old drafts, keywords that change
+nothing, its own options, and objects whose undeclared properties nobody meant to allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmserve.grammar.spec import GrammarError
+
+# One of these, once, wherever JSON allows whitespace: a model that likes either is not driven off
+# its habits, and none can go on with whitespace for ever.
+DEFAULT_WHITESPACE = r"[ \n]"
+# Below the depth at which llguidance's JSON reader gives up.
+_MAX_DEPTH = 100
+# The automaton of the multiples of n has n states.
+_MAX_MULTIPLE = 20_000
+
+_SCHEMA_KEYS = frozenset(
+    {
+        *("additionalProperties", "items", "not", "if", "then", "else", "contains"),
+        *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+    }
+)
+_LIST_KEYS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_MAP_KEYS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_COMBINING_KEYS = ("allOf", "anyOf", "oneOf", "$ref")
+_ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "discriminator"),
+    }
+)
+_WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "not": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+}
+
+
+def guidance_schema(schema: object, whitespace: str | None) -> dict[str, Any]:
+    """The schema with options for llguidance; `whitespace` is as in GrammarSpec.
+
+    An object that declares properties and says nothing about others holds no others, as if
+    additionalProperties were false: all that it allows, the schema allows too. Schemas that are
+    combined with others are left as they are. Raises GrammarError.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise GrammarError("a JSON schema must be an object or true")
+    _check_depth(schema)
+    plain = _convert(schema)
+    if not any(_is_combining(part) for part in _walk(plain)):
+        for part in _walk(plain):
+            _close(part)
+    pattern = DEFAULT_WHITESPACE if whitespace is None else whitespace
+    options = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
+    return {**plain, "x-guidance": options}
+
+
+def _check_depth(schema: object) -> None:
+    level = [schema]
+    for _ in range(_MAX_DEPTH):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return
+    raise GrammarError(f"the JSON schema is nested more than {_MAX_DEPTH} levels deep")
+
+
+def _children(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _convert(schema: Any) -> Any:
+    """A copy without keywords that change nothing and with those of old drafts in today's form."""
+    if not isinstance(schema, dict):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "x-guidance" or value in _WITHOUT_EFFECT.get(key, ()):
+            continue
+        if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+            raise GrammarError(f"{key} in the JSON schema is a boolean; it must be a number")
+        if key == "multipleOf":
+            _check_multiple(value)
+        if key == "items" and isinstance(value, list):
+            result["prefixItems"] = [_convert(item) for item in value]
+        elif key == "additionalItems" and isinstance(schema.get("items"), list):
+            result["items"] = _convert(value)
+        elif key in _SCHEMA_KEYS:
+            result[key] = _convert(value)
+        elif key in _LIST_KEYS and isinstance(value, list):
+            result[key] = [_convert(item) for item in value]
+        elif key in _MAP_KEYS and isinstance(value, dict):
+            result[key] = {name: _convert(item) for name, item in value.items()}
+        else:
+            result[key] = value
+    return result
+
+
+def _check_multiple(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return  # llguidance says what is wrong
+    digits = f"{value:.17g}".replace(".", "").split("e")[0].strip("0")
+    if len(digits) > 15 or int(digits or "0") > _MAX_MULTIPLE:
+        raise GrammarError(
+            f"multipleOf in the JSON schema is {value}; its digits must make a number of at most "
+            f"{_MAX_MULTIPLE}"
+        )
+
+
+def _walk(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all schemas in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        if key in _SCHEMA_KEYS:
+            yield from _walk(value)
+        elif key in _LIST_KEYS and isinstance(value, list):
+            for item in value:
+                yield from _walk(item)
+        elif key in _MAP_KEYS and isinstance(value, dict):
+            for item in value.values():
+                yield from _walk(item)
+
+
+def _is_combining(schema: dict[str, Any]) -> bool:
+    """Whether several schemas must hold for the same value."""
+    combined = [key for key in _COMBINING_KEYS if key in schema]
+    if not combined:
+        return False
+    all_of = schema.get("allOf")
+    has_siblings = len(schema.keys() - _ANNOTATIONS) > 1
+    return has_siblings or (isinstance(all_of, list) and len(all_of) > 1)
+
+
+def _close(schema: dict[str, Any]) -> None:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        return
+    if {"additionalProperties", "patternProperties", "unevaluatedProperties"} & schema.keys():
+        return
+    required = schema.get("required", [])
+    if isinstance(required, list) and all(name in properties for name in required):
+        schema["additionalProperties"] = False

@@ -1,0 +1,108 @@
+"""Grammar masks, computed in a thread of their own while the forward pass runs.
+
+After each token, what may come next is computed ahead: the token is accepted and the next mask
+made while the step ends, the next one is scheduled and the model runs. A grammar computes without
+the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from llmserve.core.grammar import Grammar, GrammarState
+
+# Up to this share of allowed tokens, their logits are moved; above it, the others are overwritten.
+_FEW = 1 / 32
+
+
+class GrammarFailedError(Exception):
+    """The grammar cannot tell what comes next. The cause is what it raised."""
+
+
+class Mask:
+    """Which tokens may come next, ready to be applied to a row of logits."""
+
+    def __init__(self, raw: bytes, end_ids: npt.NDArray[np.int64], *, ends_late: bool) -> None:
+        """raw: as GrammarState.mask gives it. ends_late: ids of `end_ids` are allowed only where
+        nothing else is."""
+        allowed = np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little").view(np.bool_)
+        ends = end_ids[end_ids < len(allowed)]
+        num_allowed = int(np.count_nonzero(allowed))
+        self.is_at_end = num_allowed <= int(np.count_nonzero(allowed[ends]))
+        if ends_late and not self.is_at_end:
+            allowed[ends] = False
+        is_sparse = num_allowed < len(allowed) * _FEW
+        self._allowed_ids = np.flatnonzero(allowed) if is_sparse else None
+        self._forbidden = ~allowed
+
+    def apply(self, row: npt.NDArray[np.float32]) -> None:
+        """Sets the logits [vocab_size] of tokens that may not come next to -inf."""
+        if self._allowed_ids is not None:
+            ids = self._allowed_ids[self._allowed_ids < len(row)]
+            logits = row[ids]
+            row.fill(-np.inf)
+            row[ids] = logits
+            return
+        size = min(len(row), len(self._forbidden))
+        row[size:] = -np.inf
+        np.copyto(row[:size], np.float32(-np.inf), where=self._forbidden[:size])
+
+
+class MaskThread:
+    """Runs the grammars of all sequences. The thread starts with the first one."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, follower: GrammarFollower, token_ids: Sequence[int]) -> Future[Mask]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")
+        return self._pool.submit(follower.advance, token_ids)
+
+
+class GrammarFollower:
+    """One sequence's way through its grammar."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        thread: MaskThread,
+        output_token_ids: Sequence[int],
+        end_ids: npt.NDArray[np.int64],
+        *,
+        ends_late: bool,
+    ) -> None:
+        """A resumed sequence brings its output."""
+        self._grammar = grammar
+        self._thread = thread
+        self._end_ids = end_ids
+        self._ends_late = ends_late
+        self._state: GrammarState | None = None
+        self._next = thread.submit(self, tuple(output_token_ids))
+
+    def mask(self) -> Mask:
+        """What may come next. Waits for it. Raises GrammarFailedError."""
+        try:
+            return self._next.result()
+        except Exception as error:
+            raise GrammarFailedError(str(error)) from error
+
+    def append(self, token_id: int) -> None:
+        """The sequence goes on; the next mask is begun."""
+        self._next = self._thread.submit(self, (token_id,))
+
+    def close(self) -> None:
+        """The sequence is gone: a mask that is not begun is not needed."""
+        self._next.cancel()
+
+    def advance(self, token_ids: Sequence[int]) -> Mask:
+        """In the thread: the mask behind `token_ids`."""
+        if self._state is None:
+            self._state = self._grammar.start()
+        for token_id in token_ids:
+            self._state.accept(token_id)
+        return Mask(self._state.mask(), self._end_ids, ends_late=self._ends_late)
