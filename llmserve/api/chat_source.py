@@ -6,6 +6,7 @@ themselves or not, so every route generates in one and the same way.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from llmserve.api.chat import answer_role, prepare_chat_fields, stream_chunks
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import validate
-from llmserve.api.preparation import Prepared
+from llmserve.api.preparation import Prepared, refuse_ignored
 from llmserve.api.prompts import encode_conversation
 from llmserve.api.schemas import ChatRequest, TokenizeRequest
 from llmserve.api.sse import Event
@@ -35,17 +36,27 @@ PASSED_FIELDS = frozenset(
 
 
 def prepare_translated(
-    fields: dict[str, Any], context: ApiContext, request_id: str, names: Mapping[str, str]
+    fields: dict[str, Any],
+    context: ApiContext,
+    request_id: str,
+    *,
+    names: Mapping[str, str],
+    ignored: Iterable[str],
 ) -> Prepared[ChatRequest]:
     """Checks the fields of a chat request. Raises RequestError.
 
     names: what the caller's API calls the fields, for the message of the error.
+    ignored: fields of the caller's API that have no effect.
     """
+    without_effect = sorted(set(ignored))
+    refuse_ignored(without_effect, context)
     streamed = {**fields, "stream": True, "stream_options": {"include_usage": True}}
     try:
-        return prepare_chat_fields(streamed, context, request_id)
+        prepared = prepare_chat_fields(streamed, context, request_id)
     except RequestError as error:
         raise _renamed(error, names) from None
+    all_ignored = {*without_effect, *(names.get(name, name) for name in prepared.ignored)}
+    return dataclasses.replace(prepared, ignored=sorted(all_ignored))
 
 
 def count_prompt_tokens(
@@ -83,12 +94,6 @@ class ChatRun:
     def abort(self) -> None:
         """Ends the generation if it runs; idempotent. `chunks` ends without a finish_reason."""
         self._streams.abort()
-
-
-def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """The header that names fields without effect."""
-    listed = [name for name in names if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name)]
-    return {"X-Ignored-Params": ", ".join(sorted(set(listed)))} if listed else {}
 
 
 def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:

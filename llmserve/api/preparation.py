@@ -40,8 +40,7 @@ class Prepared(Generic[_R]):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer besides the usual ones."""
-        names = [name for name in self.ignored if _HEADER_NAME.fullmatch(name)]
-        return {"X-Ignored-Params": ", ".join(names)} if names else {}
+        return ignored_header(self.ignored)
 
     def usage_counter(self) -> UsageCounter:
         return UsageCounter([len(prompt.token_ids) for prompt in self.prompts])
@@ -59,6 +58,12 @@ class Prepared(Generic[_R]):
 def note_ignored(request: GenerationFields, body: dict[str, Any], context: ApiContext) -> list[str]:
     """Names in `body` without effect; with --strict-params RequestError names the first."""
     names = sorted({*ignored_fields(type(request), body), *fields_without_effect(request)})
+    refuse_ignored(names, context)
+    return names
+
+
+def refuse_ignored(names: list[str], context: ApiContext) -> None:
+    """With --strict-params RequestError names the first."""
     if names and context.config.strict_params:
         shown = ", ".join(shorten(name) for name in names[:10])
         raise RequestError(
@@ -66,7 +71,12 @@ def note_ignored(request: GenerationFields, body: dict[str, Any], context: ApiCo
             "leave it out",
             param=names[0][:64],
         )
-    return names
+
+
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header of the answer that names the fields without effect."""
+    listed = [name for name in names if _HEADER_NAME.fullmatch(name)]
+    return {"X-Ignored-Params": ", ".join(listed)} if listed else {}
 
 
 def make_generations(

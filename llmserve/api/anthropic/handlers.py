@@ -15,7 +15,7 @@ from llmserve.api.anthropic.translation import (
     prepare_message,
 )
 from llmserve.api.body import INLINE_BYTES, read_body, run_sized
-from llmserve.api.chat_source import ChatRun, ignored_header
+from llmserve.api.chat_source import ChatRun
 from llmserve.api.context import CONTEXT
 from llmserve.api.error_body import anthropic_error
 from llmserve.api.json_response import json_response
@@ -47,7 +47,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     # A client's own template may take any time, so it never runs on the event loop.
     size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
     prepared = await run_sized(size, prepare_message, body, context, request[REQUEST_ID])
-    headers = ignored_header(prepared.ignored)
+    headers = prepared.chat.headers
     run = ChatRun(prepared.chat, context)
     try:
         if prepared.request.stream:

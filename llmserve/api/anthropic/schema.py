@@ -12,6 +12,52 @@ from llmserve.api.fields import checked, integer, real, refuse, refuse_unsupport
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
+_STRING = {"type": "string"}
+_BLOCKS = {"type": "array", "items": {"type": "object", "required": ["type"]}}
+_CONTENT = {"anyOf": [_STRING, _BLOCKS]}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _CONTENT},
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["name", "input_schema"],
+    "properties": {
+        "type": {"enum": ["custom", None]},
+        "name": {"type": "string", "minLength": 1},
+        "description": {"type": ["string", "null"]},
+        "input_schema": {"type": "object"},
+    },
+}
+_TOOL_CHOICE = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": list(_TOOL_CHOICES)},
+        "name": _STRING,
+        "disable_parallel_tool_use": {"type": ["boolean", "null"]},
+    },
+}
+_THINKING = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["enabled", "disabled", "adaptive"]},
+        "budget_tokens": {"type": "integer", "minimum": 1},
+        "display": {"enum": ["summarized", "omitted", None]},
+    },
+}
+_OUTPUT_CONFIG = {
+    "type": "object",
+    "properties": {"effort": {"enum": [*_EFFORTS, None]}, "format": {"type": ["object", "null"]}},
+}
+_STOP = {"type": "array", "items": {"type": "string", "minLength": 1}}
+
 
 def _tools(value: object, field: str) -> list[dict[str, Any]]:
     if not isinstance(value, list):
@@ -80,7 +126,7 @@ def _must_be_empty(value: object, field: str) -> None:
         refuse_unsupported(field, "leave it out")
 
 
-Unsupported = Annotated[None, checked(_must_be_empty)]
+Unsupported = Annotated[None, checked(_must_be_empty, {"enum": ["", [], {}]})]
 
 
 class CountTokensRequest(BaseModel):
@@ -89,12 +135,12 @@ class CountTokensRequest(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str
-    messages: Annotated[list[dict[str, Any]], checked(check_messages)]
-    system: Annotated[list[str], checked(check_system)] = []
-    tools: Annotated[list[dict[str, Any]], checked(_tools)] = []
-    tool_choice: Annotated[dict[str, Any] | None, checked(_tool_choice)] = None
-    thinking: Annotated[dict[str, Any] | None, checked(_thinking)] = None
-    output_config: Annotated[dict[str, Any], checked(_output_config)] = {}
+    messages: Annotated[list[dict[str, Any]], checked(check_messages, _MESSAGES)]
+    system: Annotated[list[str], checked(check_system, _CONTENT)] = []
+    tools: Annotated[list[dict[str, Any]], checked(_tools, {"type": "array", "items": _TOOL})] = []
+    tool_choice: Annotated[dict[str, Any] | None, checked(_tool_choice, _TOOL_CHOICE)] = None
+    thinking: Annotated[dict[str, Any] | None, checked(_thinking, _THINKING)] = None
+    output_config: Annotated[dict[str, Any], checked(_output_config, _OUTPUT_CONFIG)] = {}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -106,7 +152,7 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, integer(-1, requirement="-1 or 0 (off) or a positive integer")] | None = (
         None
     )
-    stop_sequences: Annotated[list[str], checked(_stop_sequences)] = []
+    stop_sequences: Annotated[list[str], checked(_stop_sequences, _STOP)] = []
     stream: bool = False
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

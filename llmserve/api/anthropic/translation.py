@@ -32,7 +32,6 @@ class PreparedMessage:
 
     request: MessagesRequest
     chat: Prepared[ChatRequest]
-    ignored: list[str]
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
 
 
@@ -60,8 +59,10 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
     if format is not None:
         schema = {"name": "output", "schema": format["schema"]}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    chat = prepare_translated(fields, context, request_id, _NAMES)
-    return PreparedMessage(request, chat, [*ignored, *chat.ignored])
+    return PreparedMessage(
+        request,
+        prepare_translated(fields, context, request_id, names=_NAMES, ignored=ignored),
+    )
 
 
 def count_message_tokens(body: bytes, context: ApiContext) -> int:

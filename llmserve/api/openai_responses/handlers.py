@@ -8,7 +8,6 @@ import orjson
 from aiohttp import web
 
 from llmserve.api.body import INLINE_BYTES, parse_object, read_body, run_sized
-from llmserve.api.chat_source import ignored_header
 from llmserve.api.context import CONTEXT, ApiContext
 from llmserve.api.fields import refuse, validate
 from llmserve.api.json_response import json_response
@@ -49,7 +48,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     context, store = request.app[CONTEXT], request.app[STORE]
     prepared = await _prepare(request)
     run = ResponseRun(prepared, context, store)
-    headers = _ignored(prepared, store)
+    headers = prepared.chat.headers
     try:
         if prepared.parsed.request.stream:
             return await respond_with_events(
@@ -87,13 +86,6 @@ def _prompt_size(num_bytes: int, history: list[bytes], context: ApiContext) -> i
     if context.config.trust_request_chat_template:
         return INLINE_BYTES + 1
     return num_bytes + sum(map(len, history))
-
-
-def _ignored(prepared: PreparedResponse, store: ResponseStore) -> dict[str, str]:
-    names = [*prepared.parsed.ignored, *prepared.chat.ignored]
-    if prepared.parsed.fields.get("store") and not store.is_enabled:
-        names.append("store")
-    return ignored_header(names)
 
 
 async def input_tokens(request: web.Request) -> web.Response:

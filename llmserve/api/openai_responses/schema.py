@@ -21,6 +21,55 @@ _INCLUDABLE = (
     "message.output_text.logprobs",
 )
 
+_STRING = {"type": "string"}
+_ITEM = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+        "id": _STRING,
+        "role": {"enum": ["user", "assistant", "system", "developer"]},
+        "content": {
+            "anyOf": [_STRING, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+        },
+        "call_id": _STRING,
+        "name": _STRING,
+        "arguments": _STRING,
+        "output": {"anyOf": [_STRING, {"type": "array", "items": {"type": "object"}}]},
+    },
+}
+_INPUT = {"anyOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"const": "function"},
+        "name": {"type": "string", "minLength": 1},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+_FORMAT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "name": _STRING,
+        "schema": {"type": "object"},
+    },
+}
+_TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {"type": {"enum": ["function", "allowed_tools"]}, "name": _STRING},
+        },
+    ]
+}
+_METADATA = {"type": "object", "maxProperties": 16, "additionalProperties": _STRING}
+
 
 def _tools(value: object, field: str) -> list[dict[str, Any]]:
     if not isinstance(value, list):
@@ -90,7 +139,7 @@ def _only(*allowed: object) -> Any:
             refuse_unsupported(field, f"only {words} is accepted" if words else "leave it out")
         return value
 
-    return checked(check)
+    return checked(check, {"enum": list(allowed)})
 
 
 class Reasoning(BaseModel):
@@ -108,7 +157,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    format: Annotated[dict[str, Any], checked(_format)] = {"type": "text"}
+    format: Annotated[dict[str, Any], checked(_format, _FORMAT)] = {"type": "text"}
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -118,11 +167,11 @@ class ResponsesPrompt(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = None
-    input: Annotated[list[dict[str, Any]], checked(check_input)]
+    input: Annotated[list[dict[str, Any]], checked(check_input, _INPUT)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: Annotated[list[dict[str, Any]], checked(_tools)] = []
-    tool_choice: Annotated[str | dict[str, Any] | None, checked(_tool_choice)] = None
+    tools: Annotated[list[dict[str, Any]], checked(_tools, {"type": "array", "items": _TOOL})] = []
+    tool_choice: Annotated[str | dict[str, Any] | None, checked(_tool_choice, _TOOL_CHOICE)] = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
     text: TextConfig = TextConfig()
@@ -140,11 +189,13 @@ class ResponsesRequest(ResponsesPrompt):
         None
     )
     top_logprobs: Annotated[int, integer(0, MAX_TOP_LOGPROBS)] = 0
-    include: Annotated[list[str], checked(_include)] = []
+    include: Annotated[
+        list[str], checked(_include, {"type": "array", "items": {"enum": list(_INCLUDABLE)}})
+    ] = []
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     store: bool = True
-    metadata: Annotated[dict[str, str], checked(_metadata)] = {}
+    metadata: Annotated[dict[str, str], checked(_metadata, _METADATA)] = {}
     max_tool_calls: Annotated[int, integer(1)] | None = None
     service_tier: str | None = None
     user: str | None = None

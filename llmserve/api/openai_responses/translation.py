@@ -39,8 +39,7 @@ class ParsedRequest:
     request: ResponsesRequest
     fields: dict[str, Any]  # as sent
 
-    @property
-    def ignored(self) -> list[str]:
+    def ignored(self, *, is_store_enabled: bool) -> list[str]:
         """Names of fields without effect."""
         names = [
             name
@@ -55,6 +54,7 @@ class ParsedRequest:
         ]
         names += [] if self.request.text.verbosity is None else ["text.verbosity"]
         names += [name for name in self.request.include if name != "message.output_text.logprobs"]
+        names += ["store"] if self.fields.get("store") and not is_store_enabled else []
         return names
 
 
@@ -99,7 +99,13 @@ def prepare_response(
         fields["response_format"] = response_format
     return PreparedResponse(
         parsed=parsed,
-        chat=prepare_translated(fields, context, request_id, _NAMES),
+        chat=prepare_translated(
+            fields,
+            context,
+            request_id,
+            names=_NAMES,
+            ignored=parsed.ignored(is_store_enabled=is_store_enabled),
+        ),
         is_stored=request.store and is_store_enabled,
     )
 
