@@ -5,6 +5,8 @@ Rendering follows transformers' `apply_chat_template`, with the limits of templa
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +14,10 @@ from typing import Any
 import jinja2
 
 from llmserve.errors import RequestError
+from llmserve.tokenizer.template_budget import TemplateLimitError, TemplateTimeError
+from llmserve.tokenizer.template_globals import TemplateRaisedError
 from llmserve.tokenizer.template_messages import Message, prepare_messages
-from llmserve.tokenizer.template_sandbox import (
-    CompiledTemplate,
-    TemplateLimitError,
-    TemplateRaisedError,
-)
+from llmserve.tokenizer.template_sandbox import CompiledTemplate
 from llmserve.tokenizer.template_traits import TemplateTraits, find_traits
 
 _RESERVED = frozenset(
@@ -26,6 +26,12 @@ _RESERVED = frozenset(
 # Marks the end of a message that is to be continued; the space shows whether the template trims.
 _END_MARK = "\ue000llmserve end of message\ue000"
 _MAX_MESSAGE_CHARS = 2000  # of a template's own error message
+_MAX_SOURCE_CHARS = 1 << 16  # of a request's template: compiling takes a second for so many
+_NUM_KEPT = 8  # templates of requests that stay compiled
+
+
+class SlowTemplateError(Exception):
+    """A rendering took more time than it was given by `ChatTemplate.within`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +51,41 @@ class ChatTemplate:
         sources: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, str] | None = None,
         content_format: str = "auto",
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """`sources` None: the model has no template, and every rendering is refused.
 
-        `special_tokens` are variables of the template ("bos_token"). `content_format` is "auto",
-        "string" or "openai". Raises ValueError if a source is not a template.
+        `special_tokens` are variables of the template ("bos_token"), and so are `variables`,
+        which a rendering may override. `content_format` is "auto", "string" or "openai". Raises
+        ValueError if a source is not a template.
         """
-        named = {"default": sources} if isinstance(sources, str) else dict(sources or {})
+        self.sources = {"default": sources} if isinstance(sources, str) else dict(sources or {})
         self._special_tokens = dict(special_tokens or {})
         self._content_format = content_format
-        self._templates = {name: self._compile(source) for name, source in named.items()}
+        self._variables = dict(variables or {})
+        _refuse_reserved(self._variables)
+        self._templates = {name: self._compile(source) for name, source in self.sources.items()}
+        self._max_seconds: float | None = None
+        self._make = functools.lru_cache(_NUM_KEPT)(self._make_other)
 
     def with_source(self, source: str) -> ChatTemplate:
         """The same with another template, from a request. Raises RequestError."""
+        if len(source) > _MAX_SOURCE_CHARS:
+            raise RequestError(
+                f"chat_template has {len(source)} characters; at most {_MAX_SOURCE_CHARS} are "
+                "allowed",
+                param="chat_template",
+            )
         try:
-            return ChatTemplate(source, self._special_tokens, self._content_format)
+            return self._make(source)
         except ValueError as error:
             raise RequestError(str(error), param="chat_template") from error
+
+    def within(self, max_seconds: float) -> ChatTemplate:
+        """The same, but it raises SlowTemplateError for a rendering that takes longer."""
+        limited = copy.copy(self)
+        limited._max_seconds = max_seconds
+        return limited
 
     def render(
         self,
@@ -79,12 +103,7 @@ class ChatTemplate:
         `continue_final_message` ends the text with the last message's, to be gone on with. Raises
         RequestError with the template's own words if it refuses the conversation.
         """
-        reserved = _RESERVED & kwargs.keys()
-        if reserved:
-            raise RequestError(
-                f"chat_template_kwargs must not hold {min(reserved)!r}",
-                param="chat_template_kwargs",
-            )
+        _refuse_reserved(kwargs)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true",
@@ -92,17 +111,21 @@ class ChatTemplate:
             )
         template = self._choose(has_tools=bool(tools))
         prepared = prepare_messages(messages, template.traits)
-        last_text = _mark_end(prepared) if continue_final_message else ""
+        last_text = _mark_end(prepared, messages) if continue_final_message else ""
         variables = {
             **self._special_tokens,
+            **self._variables,
             **kwargs,
             "messages": prepared,
             "tools": tools or None,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _render(template.compiled, variables)
+        text = self._render(template.compiled, variables)
         return _cut_at_mark(text, last_text) if continue_final_message else text
+
+    def _make_other(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, self._special_tokens, self._content_format, self._variables)
 
     def _compile(self, source: str) -> _Template:
         try:
@@ -128,31 +151,40 @@ class ChatTemplate:
             return self._templates["tool_use"]
         return self._templates.get("default") or next(iter(self._templates.values()))
 
+    def _render(self, template: CompiledTemplate, variables: Mapping[str, Any]) -> str:
+        try:
+            return template.render(variables, self._max_seconds)
+        except TemplateRaisedError as error:
+            message = str(error)[:_MAX_MESSAGE_CHARS]
+            raise RequestError(message, param="messages") from error
+        except TemplateLimitError as error:
+            if isinstance(error, TemplateTimeError) and self._max_seconds is not None:
+                raise SlowTemplateError(str(error)) from error
+            message = f"the chat template was stopped: {error}"
+            raise RequestError(message, param="messages") from error
+        except RecursionError as error:
+            message = "the chat template or the messages are too deeply nested"
+            raise RequestError(message, param="messages") from error
+        except Exception as error:  # a template can raise whatever an operation in it raises
+            reason = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
+            message = f"the chat template cannot render this conversation: {reason}"
+            raise RequestError(message, param="messages") from error
 
-def _render(template: CompiledTemplate, variables: Mapping[str, Any]) -> str:
-    try:
-        return template.render(variables)
-    except TemplateRaisedError as error:
-        message = str(error)[:_MAX_MESSAGE_CHARS]
-        raise RequestError(message, param="messages") from error
-    except TemplateLimitError as error:
-        raise RequestError(f"the chat template was stopped: {error}", param="messages") from error
-    except RecursionError as error:
+
+def _refuse_reserved(variables: Mapping[str, Any]) -> None:
+    reserved = _RESERVED & variables.keys()
+    if reserved:
         raise RequestError(
-            "the chat template or the messages are too deeply nested", param="messages"
-        ) from error
-    except Exception as error:  # a template can raise whatever an operation in it raises
-        reason = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
-        raise RequestError(
-            f"the chat template cannot render this conversation: {reason}", param="messages"
-        ) from error
+            f"chat_template_kwargs must not hold {min(reserved)!r}", param="chat_template_kwargs"
+        )
 
 
-def _mark_end(messages: list[Message]) -> str:
+def _mark_end(messages: list[Message], given: Sequence[Mapping[str, Any]]) -> str:
     """Appends the mark to the last message; returns the text that was there."""
     last = messages[-1] if messages else {}
     content = last.get("content")
-    if isinstance(content, str):
+    is_text = bool(given) and any(given[-1].get(key) is not None for key in ("content", "refusal"))
+    if isinstance(content, str) and is_text:
         last["content"] = content + _END_MARK + " "
         return content
     if isinstance(content, list) and content:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmserve.config import FrontendConfig
-from llmserve.errors import StartupError
+from llmserve.errors import RequestError, StartupError
 from llmserve.files.gguf import GGUFFile
 from llmserve.files.hub import download, parse_hub_id
 from llmserve.tokenizer.chat_template import ChatTemplate
@@ -19,6 +19,7 @@ from llmserve.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_KWARGS_FLAG = "--chat-template-kwargs"
 _GGUF_TEMPLATE = "tokenizer.chat_template"
 _GGUF_MODELS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
     "llama": GGUFSpmTokenizer,
@@ -91,7 +92,14 @@ def load_chat_template(
     if not sources:
         logger.warning("the model has no chat template; chat requests will be refused")
     try:
-        return ChatTemplate(sources, tokenizer.special_tokens, config.chat_template_content_format)
+        return ChatTemplate(
+            sources,
+            tokenizer.special_tokens,
+            config.chat_template_content_format,
+            config.template_variables(),
+        )
+    except RequestError as error:
+        raise StartupError(str(error).replace("chat_template_kwargs", _KWARGS_FLAG)) from error
     except ValueError as error:
         raise StartupError(f"{error}; pass another with --chat-template") from error
 

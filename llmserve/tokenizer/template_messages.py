@@ -12,7 +12,7 @@ from llmserve.tokenizer.template_traits import TemplateTraits
 Message = dict[str, Any]
 
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 def prepare_messages(
@@ -81,11 +81,11 @@ def _append_content(message: Message, content: Any) -> None:
 
 
 def _name_reasoning(message: Message) -> None:
-    """Templates read reasoning as `reasoning_content`, some as `thinking`."""
+    """Templates read reasoning as `reasoning_content`, some as `thinking` or `reasoning`."""
     for key in _REASONING_KEYS:
         if message.get(key) is not None:
-            message.setdefault("reasoning_content", message[key])
-            message.setdefault("thinking", message[key])
+            for name in _REASONING_KEYS:
+                message.setdefault(name, message[key])
             return
 
 

@@ -3,21 +3,17 @@
 Templates come with models or with requests and are not trusted. Jinja's immutable sandbox keeps
 them from objects they should not touch. What it does not bound is bounded here, per rendering:
 
-* time: 10 s, checked at every call, every loop iteration and every piece of text;
-* memory: 1 GiB of strings and lists made in total, charged before they are made;
+* time: 5 s of CPU, checked at every call, filter, test, comparison, loop iteration and output;
+* memory: 1 GiB of strings and lists made in total, 512 MiB each, charged before they are made;
 * output: 64 Mi characters; ranges: 100,000 numbers (Jinja's own limit).
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -26,64 +22,30 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_SECONDS = 10.0
-MAX_BYTES = 1 << 30
-MAX_OUTPUT_CHARS = 1 << 26
-_MAX_WIDTH = 10_000  # of a padded or indented text
-_MAX_NUMBER_BITS = 1 << 14
-_NODE_BYTES = 64  # of an entry of a list or dict, roughly
-_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\d{5}|\*)|:[^{}]*(?:\d{5}|\{)")
-_WIDTH_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes"})
-_GUARDED_FILTERS = (
-    *("batch", "center", "format", "indent", "join", "replace", "round", "slice", "string", "sum"),
+from llmserve.tokenizer.template_budget import (
+    NODE_BYTES,
+    Budget,
+    TemplateLimitError,
+    shallow_size,
 )
+from llmserve.tokenizer.template_checks import OperationChecks
+from llmserve.tokenizer.template_globals import (
+    DictMaker,
+    TemplateNamespace,
+    raise_exception,
+    strftime_now,
+)
+
+MAX_OUTPUT_CHARS = 1 << 26
 # They can multiply a text, and chat templates have no use for them.
 _REMOVED_FILTERS = ("pprint", "random", "urlize", "wordwrap", "xmlattr")
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
-
-_SEQUENCES = (str, bytes, list, tuple)
-
-
-class TemplateLimitError(Exception):
-    """A rendering took too long or too much memory."""
-
-
-class TemplateRaisedError(jinja2.TemplateError):
-    """The template itself refused: its call of raise_exception."""
-
-
-class _Budget(threading.local):
-    """What the rendering on this thread may still use."""
-
-    deadline = float("inf")
-    num_bytes = MAX_BYTES
-
-    def start(self) -> None:
-        self.deadline = time.monotonic() + MAX_SECONDS
-        self.num_bytes = MAX_BYTES
-
-    def charge(self, num_bytes: int) -> None:
-        self.num_bytes -= num_bytes
-        if self.num_bytes < 0:
-            raise TemplateLimitError(f"it made more than {MAX_BYTES >> 20} MiB of text")
-        if time.monotonic() > self.deadline:
-            raise TemplateLimitError(f"it took more than {MAX_SECONDS:.0f} s")
-
-    def charge_text_of(self, value: Any) -> None:
-        """For the text that str() or JSON makes of a value: shared parts count each time."""
-        if isinstance(value, str):
-            self.charge(sys.getsizeof(value))
-        elif isinstance(value, dict):
-            self.charge(_NODE_BYTES)
-            for key, item in value.items():
-                self.charge_text_of(key)
-                self.charge_text_of(item)
-        elif isinstance(value, list | tuple | set):
-            self.charge(_NODE_BYTES)
-            for item in value:
-                self.charge_text_of(item)
-        else:
-            self.charge(_NODE_BYTES)
+# Names of filters that stand for syntax; a template cannot spell them.
+_LOOP = "loop over"
+_CONCAT = "concatenate"
+_MADE = "made"
+_TICK = "tick"
 
 
 class CompiledTemplate:
@@ -98,17 +60,22 @@ class CompiledTemplate:
             self._template = self._environment.from_string(source)
         except (RecursionError, OverflowError, SyntaxError, MemoryError) as error:
             raise jinja2.TemplateError("the template is too deeply nested") from error
+        finally:
+            self._environment.budget.end()
 
-    def render(self, variables: Mapping[str, Any]) -> str:
+    def render(self, variables: Mapping[str, Any], max_seconds: float | None = None) -> str:
         """Raises jinja2.TemplateError, TemplateLimitError, or what an operation in it raises."""
-        self._environment.budget.start()
+        self._environment.budget.start(max_seconds)
         parts = []
         num_chars = 0
-        for part in self._template.generate(variables):
-            parts.append(part)
-            num_chars += len(part)
-            if num_chars > MAX_OUTPUT_CHARS:
-                raise TemplateLimitError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
+        try:
+            for part in self._template.generate(variables):
+                parts.append(part)
+                num_chars += len(part)
+                if num_chars > MAX_OUTPUT_CHARS:
+                    raise TemplateLimitError(f"it wrote more than {MAX_OUTPUT_CHARS} characters")
+        finally:
+            self._environment.budget.end()
         return "".join(parts)
 
 
@@ -124,17 +91,23 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[_GenerationTag, loopcontrols],
             finalize=self._finalize,
         )
-        self.budget = _Budget()
+        self.budget = Budget()
+        self._checks = OperationChecks(self.budget)
         del self.globals["lipsum"]
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["dict"] = DictMaker(self._checks)
+        self.globals["namespace"] = TemplateNamespace
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = strftime_now
         self.filters["tojson"] = self._to_json
         for name in _REMOVED_FILTERS:
             del self.filters[name]
-        for name in _GUARDED_FILTERS:
-            self.filters[name] = self._guard_filter(name, self.filters[name])
+        for name, function in self.filters.items():
+            self.filters[name] = self._guard_filter(name, function)
+        self.tests.update({name: self._guard_test(test) for name, test in self.tests.items()})
         self.filters[_LOOP] = self._loop
         self.filters[_CONCAT] = self._concat_parts
+        self.filters[_MADE] = self._made
+        self.filters[_TICK] = self._tick
 
     def concat(self, parts: Iterable[str]) -> str:
         """Joins what a macro or a `{% set %}` block wrote."""
@@ -146,28 +119,34 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             loop.iter = _filtered(loop.iter, _LOOP)
-        _replace_concats(tree)
+        _instrument(tree)
         return tree
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        __self.budget.charge(_NODE_BYTES)
+        __self.budget.charge(NODE_BYTES)
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str | bytes | int):
-            args = __self._check_method(owner, __obj.__name__, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        if isinstance(owner, str | bytes | int | type):
+            args = __self._checks.method(owner, __obj.__name__, args, kwargs)
+        return __self._made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        size = 0
         if operator == "+":
-            self.budget.charge(_shallow_size(left) + _shallow_size(right))
+            size = shallow_size(left) + shallow_size(right)
+            if isinstance(left, list | tuple):
+                size = self.budget.measure(left) + self.budget.measure(right)
+                self.budget.check_size(size)
+            self.budget.charge(shallow_size(left) + shallow_size(right))
         elif operator == "*":
-            self._check_product(left, right)
+            self._checks.product(left, right)
         elif operator == "**":
-            if _bits(left) * max(1, abs(right) if isinstance(right, int) else 1) > _MAX_NUMBER_BITS:
-                raise TemplateLimitError("it computes too large a number")
+            self._checks.power(left, right)
         elif isinstance(left, str):
-            self._check_format(left)
-            self.budget.charge_text_of(right)
-        return super().call_binop(context, operator, left, right)
+            self._checks.formatted(left, "%", right)
+        result = super().call_binop(context, operator, left, right)
+        if size and isinstance(result, list | tuple):
+            self.budget.remember(result, size)
+        return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -175,86 +154,36 @@ class _Environment(ImmutableSandboxedEnvironment):
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            self._check_format(value.__self__)
-            self.budget.charge_text_of([args, kwargs])
+            self._checks.formatted(value.__self__, "{", [args, kwargs])
             return wrapped(*args, **kwargs)
 
         return checked
-
-    def _check_method(
-        self, owner: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        """Returns `args`, in which an iterator that had to be counted is a list."""
-        self.budget.charge(sys.getsizeof(owner))
-        if name in _WIDTH_METHODS:
-            self._check_widths([*args, *kwargs.values()])
-        elif name == "replace":
-            self._check_replace(owner, args)
-        elif name == "join" and args:
-            items = list(args[0])
-            self._check_join(owner, items)
-            return (items, *args[1:])
-        return args
-
-    def _check_widths(self, values: Iterable[Any]) -> None:
-        for value in values:
-            if isinstance(value, int) and value > _MAX_WIDTH:
-                raise TemplateLimitError(f"it pads a text to {value} characters")
-
-    def _check_format(self, text: str) -> None:
-        self.budget.charge(sys.getsizeof(text))
-        if _WIDE_FORMAT.search(text):
-            raise TemplateLimitError("it formats a value with too large a width")
-
-    def _check_replace(self, text: Any, args: Sequence[Any]) -> None:
-        if len(args) >= 2 and isinstance(args[0], type(text)):
-            self.budget.charge(text.count(args[0]) * sys.getsizeof(args[1]))
-
-    def _check_join(self, separator: Any, items: list[Any]) -> None:
-        self.budget.charge(len(items) * sys.getsizeof(separator))
-        self.budget.charge_text_of(items)
-
-    def _check_product(self, left: Any, right: Any) -> None:
-        for value, count in ((left, right), (right, left)):
-            if isinstance(value, _SEQUENCES) and isinstance(count, int):
-                self.budget.charge(_shallow_size(value) * max(0, count))
-                return
-        if _bits(left) + _bits(right) > _MAX_NUMBER_BITS:
-            raise TemplateLimitError("it computes too large a number")
 
     def _guard_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` with its arguments checked; Jinja's mark of what it passes first is kept."""
         num_passed = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.budget.charge(NODE_BYTES)
             passed, value, rest = args[:num_passed], args[num_passed], args[num_passed + 1 :]
-            if name in ("join", "sum"):
-                value = list(value)
-            self._check_filter(name, value, rest, kwargs)
-            return function(*passed, value, *rest, **kwargs)
+            value = self._checks.filter(name, value, rest, kwargs)
+            return self._made(function(*passed, value, *rest, **kwargs))
 
         if num_passed:
             guarded.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
         return guarded
 
-    def _check_filter(
-        self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        options = [*args, *kwargs.values()]
-        self.budget.charge_text_of([value, options])
-        if name == "format":
-            self._check_format(str(value))
-        elif name == "replace":
-            self._check_replace(str(value), args)
-        elif name == "join":
-            self._check_join(str(options[0]) if options else "", value)
-        else:
-            self._check_widths(options)
-        if name == "indent":
-            self.budget.charge(str(value).count("\n") * sum(map(_indent_width, options)))
+    def _guard_test(self, function: Any) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.budget.tick()
+            return function(*args, **kwargs)
+
+        if hasattr(function, "jinja_pass_arg"):
+            guarded.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
+        return guarded
 
     def _finalize(self, value: Any) -> Any:
-        self.budget.charge_text_of(value)
+        self.budget.charge(self.budget.measure(value))
         return value
 
     def _to_json(
@@ -266,8 +195,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         sort_keys: bool = False,
     ) -> str:
         """As in transformers: without the HTML escapes of Jinja's own filter."""
-        self._check_widths([indent])
-        self.budget.charge_text_of(value)
+        self._checks.json(value, indent, separators)
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -276,82 +204,74 @@ class _Environment(ImmutableSandboxedEnvironment):
             sort_keys=sort_keys,
         )
 
+    def _made(self, value: Any) -> Any:
+        """A container that was made: its size is checked."""
+        if isinstance(value, _CONTAINERS):
+            self.budget.measure(value)
+        return value
+
+    def _tick(self, value: Any) -> Any:
+        self.budget.tick()
+        return value
+
     def _loop(self, iterable: Any) -> Any:
         if hasattr(iterable, "__len__"):
-            return _SizedLoop(iterable, self.budget)
-        return _counted(iterable, self.budget)
+            return _SizedLoop(iterable, self._checks)
+        return self._checks.counted(iterable)
 
     def _concat_parts(self, parts: list[Any]) -> str:
         for part in parts:
-            self.budget.charge_text_of(part)
+            self.budget.charge(self.budget.measure(part))
         return "".join(map(str, parts))
 
 
 class _SizedLoop:
     """Keeps the length that `loop.length` and `loop.last` ask for."""
 
-    def __init__(self, iterable: Any, budget: _Budget) -> None:
+    def __init__(self, iterable: Any, checks: OperationChecks) -> None:
         self._iterable = iterable
-        self._budget = budget
+        self._checks = checks
 
     def __len__(self) -> int:
         return len(self._iterable)
 
     def __iter__(self) -> Iterator[Any]:
-        return _counted(self._iterable, self._budget)
+        return self._checks.counted(self._iterable)
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`: marks what the model wrote, for training; here it renders its body."""
+    """`{% generation %}`: marks what the model wrote, for training; here it renders its body.
+
+    As in transformers the body is a block of its own: what it sets is not seen behind it.
+    """
 
     tags = {"generation"}  # noqa: RUF012
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
 
-
-_LOOP = "llmserve_loop"
-_CONCAT = "llmserve_concat"
-
-
-def _counted(iterable: Any, budget: _Budget) -> Iterator[Any]:
-    for item in iterable:
-        budget.charge(_NODE_BYTES)
-        yield item
+    def _written(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _filtered(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _replace_concats(node: nodes.Node) -> nodes.Node:
-    """`a ~ b` becomes a filter, so that it is charged."""
+def _instrument(node: nodes.Node) -> nodes.Node:
+    """Makes filters of syntax that builds or compares values, so that it is charged."""
     for name, child in node.iter_fields():
         if isinstance(child, nodes.Node):
-            setattr(node, name, _replace_concats(child))
+            setattr(node, name, _instrument(child))
         elif isinstance(child, list):
-            child[:] = [_replace_concats(c) if isinstance(c, nodes.Node) else c for c in child]
+            child[:] = [_instrument(c) if isinstance(c, nodes.Node) else c for c in child]
     if isinstance(node, nodes.Concat):
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT)
+    if isinstance(node, nodes.Compare):
+        node.expr = _filtered(node.expr, _TICK)
+    is_loaded_tuple = isinstance(node, nodes.Tuple) and node.ctx == "load"
+    if is_loaded_tuple or isinstance(node, nodes.List | nodes.Dict):
+        return _filtered(node, _MADE)
     return node
-
-
-def _indent_width(option: Any) -> int:
-    return len(option) if isinstance(option, str) else int(option)
-
-
-def _shallow_size(value: Any) -> int:
-    return sys.getsizeof(value) if isinstance(value, _SEQUENCES) else 0
-
-
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 64
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRaisedError(str(message))
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)

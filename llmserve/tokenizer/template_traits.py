@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from jinja2 import nodes
 
-from llmserve.tokenizer.template_sandbox import CompiledTemplate, TemplateLimitError
+from llmserve.tokenizer.template_budget import TemplateLimitError
+from llmserve.tokenizer.template_sandbox import CompiledTemplate
 
 ContentFormat = Literal["string", "openai"]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 
 import pytest
 
 from llmserve.errors import RequestError
-from llmserve.tokenizer import ChatTemplate, template_sandbox
+from llmserve.tokenizer import (
+    ChatTemplate,
+    SlowTemplateError,
+    template_budget,
+    template_sandbox,
+)
 
 MESSAGES = [{"role": "user", "content": "hi " * 1000}]
 
@@ -65,23 +71,114 @@ HUGE = {
     "range": "{{ range(10 ** 10) | list }}",
     "lipsum": "{{ lipsum(10 ** 6) }}",
     "wordwrap": "{{ ('ab ' * 9999) | wordwrap(1, wrapstring='c' * 999999) }}",
+    "replace with names": "{{ ('a' * 100000) | replace(old='a', new='b' * 100000) }}",
+    "translate": "{{ ('a' * 100000).translate({97: 'b' * 100000}) }}",
+    "expandtabs": "{{ ('\t' * 100000).expandtabs(9999) }}",
+    "format that repeats": "{{ ('{0}' * 100000).format('b' * 100000) }}",
+    "format map that repeats": "{{ ('{a}' * 100000).format_map({'a': 'b' * 100000}) }}",
+    "percent that repeats": "{{ ('%(a)s' * 100000) % {'a': 'b' * 100000} }}",
+    "percent that pads": "{{ ('%(a)9999d' * 100000) % {'a': 1} }}",
+    "format filter that repeats": "{{ ('%(a)s' * 99999) | format(a='b' * 99999) }}",
+    "letters": "{{ ('ж' * 1000000) | list | length }}",
+    "letters by map": "{{ [('ж' * 1000000)] | map('list') | first | length }}",
+    "words": "{{ ('ж ' * 1000000).split() | length }}",
+    "lines": "{{ ('ж\n' * 1000000).splitlines() | length }}",
+    "title": "{{ ('ж ' * 1000000) | title | length }}",
+    "escape": "{{ ('<' * 3000000) | e | e | e | length }}",
+    "urlencode": "{{ ('ж' * 1000000) | urlencode | urlencode | urlencode | length }}",
+    "markup": "{% autoescape true %}{{ ('%(a)s' | safe * 100) % {'a': '<' * 99999} }}"
+    "{% endautoescape %}",
+    "unicode json": "{{ ('ж' * 1000000) | tojson(ensure_ascii=true) | length }}",
+    "deep json": "{% set ns = namespace(x=[1]) %}{% for i in range(500) %}"
+    "{% set ns.x = [ns.x, 1, 2, 3] %}{% endfor %}{{ ns.x | tojson(indent=64) }}",
+    "json separators": "{{ (range(99999) | list) | tojson(separators=(',' * 9999, ':')) }}",
+    "number from text": "{{ ('f' * 1000000) | int(base=16) }}",
+    "number from bytes": "{{ (1).from_bytes(('f' * 1000000).encode(), 'big') }}",
+    "product of numbers by name": "{{ [10 ** 4000, 10 ** 4000] | map('abs') | join * 9999 }}",
+    "nested dicts": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}",
+    "nested tuples": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = (ns.x, ns.x) %}{% endfor %}",
+    "nested batches": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set ns.x = (ns.x * 2) | batch(2) | list %}{% endfor %}",
+    "nested views": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = {}.fromkeys([1, 2], ns.x).values() | list %}{% endfor %}",
+    "sums of lists": "{% set a = range(50000) | list %}{{ ([a] * 50) | sum(start=[]) | length }}",
+    "sums": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "date": "{{ strftime_now('%A' * 1000000) }}",
 }
+# Each of these would search or compare for hours in one call, which nothing could interrupt.
+ENDLESS_CALLS = {
+    "rfind": "{{ ('a' * 9999999).rfind('ab' ~ 'a' * 5000000) }}",
+    "rsplit": "{{ ('a' * 9999999).rsplit('ab' ~ 'a' * 5000000) }}",
+    "rpartition": "{{ ('a' * 9999999).rpartition('ab' ~ 'a' * 5000000) }}",
+    "strip": "{{ ('a' * 9999999).strip('b' * 5000000 ~ 'a') | length }}",
+    "trim": "{{ ('a' * 9999999) | trim('b' * 5000000 ~ 'a') | length }}",
+    "striptags": "{{ ('<!---->' * 1000000) | striptags }}",
+    "striptags of markup": "{{ (('<!---->' * 1000000) | safe).striptags() }}",
+    "equal trees": "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}"
+    "{% for i in range(60) %}{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}"
+    "{{ a.x == b.x }}",
+    "hash of a tree": "{% set a = namespace(x=(1,)) %}"
+    "{% for i in range(60) %}{% set a.x = (a.x, a.x) %}{% endfor %}{{ {a.x: 1} | length }}",
+    "namespaces in each other": "{% set ns = namespace(x=namespace(a=1)) %}"
+    "{% for i in range(60) %}{% set n = namespace(a=ns.x, b=ns.x) %}{% set ns.x = n %}{% endfor %}"
+    "{{ ns.x }}{{ raise_exception('printed') }}",
+    "sort of trees": "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}"
+    "{% for i in range(17) %}{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}"
+    "{{ ([a.x, b.x] * 50000) | sort | length }}",
+    "search of trees": "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}"
+    "{% for i in range(17) %}{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}"
+    "{% set b = [b.x, 1] %}{{ b in ([a.x] * 50000) }}",
+    "division": "{{ ('f' * 9999999) | int(base=16) // (('f' * 5000000) | int(base=16)) }}",
+}
+# What colliding keys cost is quadratic; Python cannot be kept from it but by the clock.
+FOREVER["colliding keys"] = (
+    "{% set ns = namespace(pairs=[]) %}{% for i in range(99999) %}"
+    "{% set ns.pairs = [(i * (2 ** 61 - 1), 1)] %}{% endfor %}"
+    "{% for j in range(99999) %}{% set d = dict(ns.pairs) %}{% endfor %}"
+)
+FOREVER["comparisons in a row"] = (
+    "{% set r = 'a' * 9999999 %}{% set s = 'a' * 9999999 %}" + "{% if r == s %}{% endif %}" * 2000
+)
+FOREVER["tests in a row"] = "{% set r = range(99999) %}" + "{% if 'a' is in r %}{% endif %}" * 2000
+FOREVER["filters in a row"] = (
+    "{% set r = range(99999) | list %}" + "{% set s = r | map('abs') | max %}" * 99
+)
 
 
 @pytest.mark.parametrize("name", FOREVER)
 def test_a_rendering_that_does_not_end_is_stopped(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.3)
 
     with pytest.raises(RequestError, match="chat template was stopped: it took more than"):
         ChatTemplate("").with_source(FOREVER[name])
 
 
+def test_a_long_template_of_a_request_is_refused() -> None:
+    with pytest.raises(RequestError, match="65537 characters; at most 65536") as caught:
+        ChatTemplate("").with_source("x" * 65537)
+
+    assert caught.value.param == "chat_template"
+    assert ChatTemplate("x" * 65537).render(MESSAGES) == "x" * 65537
+
+
+def test_a_rendering_may_be_given_less_time() -> None:
+    template = ChatTemplate(FOREVER["nested loops"].replace("99999", "1000"))
+
+    with pytest.raises(SlowTemplateError):
+        template.within(0.01).render(MESSAGES)
+
+    assert template.render(MESSAGES) == ""
+
+
 def test_a_rendering_that_only_this_conversation_makes_long_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.3)
     template = ChatTemplate(
         "{% if messages[0].content | length > 2000 %}{% for a in range(99999) %}"
         "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
@@ -91,11 +188,21 @@ def test_a_rendering_that_only_this_conversation_makes_long_is_stopped(
         template.render(MESSAGES)
 
 
+@pytest.mark.parametrize("name", ENDLESS_CALLS)
+def test_a_call_that_would_not_end_is_refused(name: str) -> None:
+    begin = time.thread_time()
+
+    with pytest.raises(RequestError, match=r"chat template was stopped|printed"):
+        ChatTemplate("").with_source(ENDLESS_CALLS[name]).render(MESSAGES)
+
+    assert time.thread_time() - begin < 4
+
+
 @pytest.mark.parametrize("name", HUGE)
 def test_a_rendering_that_takes_much_memory_is_stopped(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_BYTES", 1 << 22)
+    monkeypatch.setattr(template_budget, "MAX_BYTES", 1 << 22)
     monkeypatch.setattr(template_sandbox, "MAX_OUTPUT_CHARS", 1 << 20)
     tracemalloc.start()
     try:
