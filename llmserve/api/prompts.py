@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from llmserve.api.body import INLINE_BYTES
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import check_vocabulary, id_list, refuse
 from llmserve.api.schemas import GenerationFields, TemplateFields
 from llmserve.errors import ContextLengthError, RequestError
-from llmserve.tokenizer import encode_chat
+from llmserve.tokenizer import SlowTemplateError, encode_chat
+
+_R = TypeVar("_R")
 
 MAX_CHOICES = 4096  # of one HTTP request, prompts * n
 
 # Characters that are tokenized whatever the context is: they take a few milliseconds.
 _ALWAYS_TOKENIZED = 1 << 16
+
+_QUICK_S = 0.01  # what a rendering may take on the event loop
 
 _PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 
@@ -67,6 +75,19 @@ def encode_prompt(
         return Prompt(ids, prompt)
     check_vocabulary(prompt, context.model.vocab_size, "prompt")
     return Prompt(prompt)
+
+
+async def run_preparation(context: ApiContext, size: int, work: Callable[[ApiContext], _R]) -> _R:
+    """Runs `work`, which may render the chat template and tokenize, on a body of `size` bytes.
+
+    A rendering runs on the event loop only while it is quick; then it begins again in a thread,
+    where it is stopped after 5 s. A client's own template always runs in a thread.
+    """
+    if size <= INLINE_BYTES and not context.config.trust_request_chat_template:
+        quick = context.chat_template.within(_QUICK_S)
+        with contextlib.suppress(SlowTemplateError):
+            return work(dataclasses.replace(context, chat_template=quick))
+    return await context.gate.run(max(size, INLINE_BYTES + 1), work, context)
 
 
 def refuse_overlong(text: str, context: ApiContext) -> None:
