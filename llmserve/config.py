@@ -187,10 +187,26 @@ class FrontendConfig:
         metavar="JSON",
     )
     enable_auto_tool_choice: bool = setting(
-        False, "find tool calls in what the model writes, with --tool-call-parser"
+        True,
+        "find tool calls in what the model writes, where a request has tools; off: only calls "
+        "that a request forces",
     )
-    tool_call_parser: str | None = setting(
-        None, "format in which the model writes tool calls", choices=("hermes",)
+    tool_call_parser: str = setting(
+        "auto",
+        "format in which the model writes tool calls (docs/tool-parsers.md); auto: as the chat "
+        "template shows it",
+    )
+    tool_parser_plugin: str | None = setting(
+        None, "Python file that registers more values of --tool-call-parser", metavar="FILE"
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        "format in which the model writes its thinking, which answers then set apart "
+        "(deepseek_r1, glm45, granite, kimi_k2, mistral, openai_gptoss, qwen3); auto: as the chat "
+        "template shows it; default: none",
+    )
+    reasoning_parser_plugin: str | None = setting(
+        None, "Python file that registers more values of --reasoning-parser", metavar="FILE"
     )
     trust_request_chat_template: bool = setting(False, "allow chat_template in a request")
     enable_tokenizer_info_endpoint: bool = setting(
@@ -240,8 +256,6 @@ class FrontendConfig:
                 f"--metrics-prefix is {self.metrics_prefix!r}; it must consist of letters, digits, "
                 "_ and :, and not begin with a digit"
             )
-        if self.enable_auto_tool_choice and self.tool_call_parser is None:
-            raise ValueError("--enable-auto-tool-choice needs --tool-call-parser")
         self.template_variables()
         if self.port > 65535:
             raise ValueError(f"--port is {self.port}; it must be at most 65535")

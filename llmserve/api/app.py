@@ -16,6 +16,7 @@ from llmserve.api.http_metrics import HttpMetrics
 from llmserve.api.middleware import make_auth, make_outer, make_preflight, make_prepare_hook
 from llmserve.api.models import get_model, list_models
 from llmserve.api.openai_responses import add_responses_routes
+from llmserve.api.output_formats import OutputFormats
 from llmserve.api.tokenization import detokenize, tokenize
 from llmserve.config import FrontendConfig
 from llmserve.engine import AsyncEngine
@@ -53,6 +54,7 @@ def make_app(
         config=config,
         model=model,
         defaults=SamplingDefaults.from_generation_config(model.generation_config),
+        formats=OutputFormats(config, tokenizer, chat_template.sources),
         seeds=random.SystemRandom() if seed is None else random.Random(seed),
         longest_token=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
         body_timeout_s=body_timeout_s,

@@ -11,12 +11,13 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
-from llmserve.api.chat import answer_role, prepare_chat_fields, stream_chunks
+from llmserve.api.chat import answer_role, prepare_chat_fields
+from llmserve.api.chat_answer import ChatPrepared, stream_chunks
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import validate
-from llmserve.api.preparation import Prepared, refuse_ignored
+from llmserve.api.preparation import refuse_ignored
 from llmserve.api.prompts import encode_conversation
-from llmserve.api.schemas import ChatRequest, TokenizeRequest
+from llmserve.api.schemas import TokenizeRequest
 from llmserve.api.sse import Event
 from llmserve.api.streams import Streams
 from llmserve.errors import RequestError
@@ -42,7 +43,7 @@ def prepare_translated(
     *,
     names: Mapping[str, str],
     ignored: Iterable[str],
-) -> Prepared[ChatRequest]:
+) -> ChatPrepared:
     """Checks the fields of a chat request. Raises RequestError.
 
     names: what the caller's API calls the fields, for the message of the error.
@@ -81,7 +82,7 @@ def count_prompt_tokens(
 class ChatRun:
     """A chat request that has begun. The owner calls `abort` in a `finally`."""
 
-    def __init__(self, prepared: Prepared[ChatRequest], context: ApiContext) -> None:
+    def __init__(self, prepared: ChatPrepared, context: ApiContext) -> None:
         self.prepared = prepared
         self._context = context
         self._streams = Streams(context.engine, prepared.generations)
@@ -89,7 +90,7 @@ class ChatRun:
     def chunks(self) -> AsyncGenerator[list[Event], None]:
         """The chunks of the streamed answer, the last one with the usage. Raises EngineError."""
         role = answer_role(self.prepared.request, self._context)
-        return stream_chunks(self.prepared, self._streams, role, self._context.config)
+        return stream_chunks(self.prepared, self._streams, role)
 
     def abort(self) -> None:
         """Ends the generation if it runs; idempotent. `chunks` ends without a finish_reason."""

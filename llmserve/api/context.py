@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from llmserve.api.defaults import SamplingDefaults
+from llmserve.api.output_formats import OutputFormats
 from llmserve.config import FrontendConfig
 from llmserve.engine import AsyncEngine
 from llmserve.errors import ModelNotFoundError
@@ -40,6 +41,7 @@ class ApiContext:
     config: FrontendConfig
     model: ModelInfo
     defaults: SamplingDefaults
+    formats: OutputFormats
     seeds: random.Random  # of requests without a seed
     longest_token: int  # bytes
     body_timeout_s: float = 60.0  # what a client gets to send its body

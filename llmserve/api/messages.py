@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from llmserve.api.fields import refuse, refuse_unsupported
-from llmserve.errors import RequestError
 
 _TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type of a part -> key of its text
 _UNSUPPORTED_PARTS = (
@@ -93,29 +92,3 @@ def check_tools(value: object, field: str) -> list[dict[str, Any]]:
         if parameters is not None and not isinstance(parameters, dict):
             refuse(f"{where}.function.parameters", parameters, "a JSON schema")
     return value
-
-
-def check_tool_choice(choice: object, tools: list[dict[str, Any]]) -> None:
-    """Raises RequestError for a choice that is malformed or that cannot be enforced here."""
-    if choice is None or choice == "none":
-        return
-    if choice not in ("auto", "required") and not isinstance(choice, dict):
-        refuse("tool_choice", choice, "none, auto, required or an object naming a tool")
-    if not tools:
-        raise RequestError("tool_choice needs tools; the request has none", param="tool_choice")
-    if choice == "auto":
-        return
-    if isinstance(choice, dict):
-        _check_named_tool(choice, tools)
-    refuse_unsupported("tool_choice", "a forced call needs constrained decoding; use auto or none")
-
-
-def _check_named_tool(choice: dict[str, Any], tools: list[dict[str, Any]]) -> None:
-    if choice.get("type") == "allowed_tools":
-        return
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
-        refuse("tool_choice.function.name", name, "the name of a tool")
-    if name not in [tool["function"]["name"] for tool in tools]:
-        refuse("tool_choice.function.name", name, "the name of a tool in tools")

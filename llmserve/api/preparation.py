@@ -6,6 +6,7 @@ import dataclasses
 import re
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -55,9 +56,17 @@ class Prepared(Generic[_R]):
         }
 
 
-def note_ignored(request: GenerationFields, body: dict[str, Any], context: ApiContext) -> list[str]:
-    """Names in `body` without effect; with --strict-params RequestError names the first."""
-    names = sorted({*ignored_fields(type(request), body), *fields_without_effect(request)})
+def note_ignored(
+    request: GenerationFields,
+    body: dict[str, Any],
+    context: ApiContext,
+    others: Iterable[str] = (),
+) -> list[str]:
+    """Names in `body` without effect, and others of which the caller knows that they have none.
+
+    With --strict-params RequestError names the first.
+    """
+    names = sorted({*ignored_fields(type(request), body), *fields_without_effect(request), *others})
     refuse_ignored(names, context)
     return names
 

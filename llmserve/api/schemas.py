@@ -32,8 +32,7 @@ MAX_N = 128
 NO_EFFECT_FIELDS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("verbosity", "prediction", "modalities", "parallel_tool_calls", "include_reasoning"),
-        *("reasoning_effort",),
+        *("verbosity", "prediction", "modalities"),
     }
 )
 
@@ -303,6 +302,7 @@ class ChatRequest(GenerationFields, TemplateFields):
     top_logprobs: Logprobs | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
     add_special_tokens: bool | None = None  # default: a BOS, unless the template has one
     best_of: Annotated[None, checked(_best_of_one, {"const": 1})] = None
     echo: Annotated[None, checked(_echo_off, {"const": False})] = None

@@ -86,16 +86,17 @@ class TaggedParser(ReasoningParser):
 
     def _think(self, delta: ReasoningDelta) -> None:
         ends = (*self.end_markers, *self.call_markers)
-        found = find_first(self._pending, ends)
-        if found is None:
-            num_held = open_overlap(self._pending, ends)
-            delta.reasoning += self._take_reasoning(len(self._pending) - num_held)
-            return
-        position, marker = found
-        delta.reasoning += self._take_reasoning(position)
-        if marker in self.end_markers:
-            self._take(len(marker))
-        self._at = _At.CONTENT
+        hidden = self.start_markers if self.hides_markers else ()
+        while (found := find_first(self._pending, (*ends, *hidden))) is not None:
+            position, marker = found
+            delta.reasoning += self._take_reasoning(position)
+            if marker not in self.call_markers:
+                self._take(len(marker))
+            if marker in ends:
+                self._at = _At.CONTENT
+                return
+        num_held = open_overlap(self._pending, (*ends, *hidden))
+        delta.reasoning += self._take_reasoning(len(self._pending) - num_held)
 
     def _pass_on(self, delta: ReasoningDelta) -> None:
         hidden = (*self.start_markers, *self.end_markers) if self.hides_markers else ()

@@ -10,7 +10,7 @@ from tests.server.scripted_runner import END
 
 TOOL = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name": "lamp", "arguments": {"on": true}}</tool_call>'
-PARSING: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+PARSING: dict[str, Any] = {"tool_call_parser": "hermes"}
 
 
 async def ask(served: Served, text: str, **fields: Any) -> Any:

@@ -9,11 +9,10 @@ from typing import Any
 from llmserve.api.anthropic.blocks import is_prefilled, to_chat
 from llmserve.api.anthropic.schema import NO_EFFECT_FIELDS, CountTokensRequest, MessagesRequest
 from llmserve.api.body import parse_object
+from llmserve.api.chat_answer import ChatPrepared
 from llmserve.api.chat_source import PASSED_FIELDS, count_prompt_tokens, prepare_translated
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import refuse, validate
-from llmserve.api.preparation import Prepared
-from llmserve.api.schemas import ChatRequest
 
 # What Messages calls the fields of chat.
 _NAMES = {
@@ -31,7 +30,7 @@ class PreparedMessage:
     """A checked request, ready to run."""
 
     request: MessagesRequest
-    chat: Prepared[ChatRequest]
+    chat: ChatPrepared
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
 
 

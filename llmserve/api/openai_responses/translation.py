@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from llmserve.api.body import parse_object
+from llmserve.api.chat_answer import ChatPrepared
 from llmserve.api.chat_source import PASSED_FIELDS, count_prompt_tokens, prepare_translated
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import validate
@@ -18,8 +19,6 @@ from llmserve.api.openai_responses.schema import (
     ResponsesPrompt,
     ResponsesRequest,
 )
-from llmserve.api.preparation import Prepared
-from llmserve.api.schemas import ChatRequest
 
 # What Responses calls the fields of chat.
 _NAMES = {
@@ -63,7 +62,7 @@ class PreparedResponse:
     """A checked request, ready to run."""
 
     parsed: ParsedRequest
-    chat: Prepared[ChatRequest]
+    chat: ChatPrepared
     is_stored: bool
     id: str = field(default_factory=lambda: new_id("resp"))
     created: int = field(default_factory=lambda: int(time.time()))
