@@ -14,12 +14,13 @@ from llmserve.api.anthropic.translation import (
     count_message_tokens,
     prepare_message,
 )
-from llmserve.api.body import INLINE_BYTES, read_body, run_sized
+from llmserve.api.body import read_body
 from llmserve.api.chat_source import ChatRun
 from llmserve.api.context import CONTEXT
 from llmserve.api.error_body import anthropic_error
 from llmserve.api.json_response import json_response
 from llmserve.api.middleware import REQUEST_ID
+from llmserve.api.prompts import run_preparation
 from llmserve.api.sse import Event, StreamFormat, named_frame, respond_with_events
 
 _PING: Event = {"type": "ping"}
@@ -44,9 +45,9 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     """Handler."""
     context = request.app[CONTEXT]
     body = await read_body(request)
-    # A client's own template may take any time, so it never runs on the event loop.
-    size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
-    prepared = await run_sized(size, prepare_message, body, context, request[REQUEST_ID])
+    prepared = await run_preparation(
+        context, len(body), lambda context: prepare_message(body, context, request[REQUEST_ID])
+    )
     headers = prepared.chat.headers
     run = ChatRun(prepared.chat, context)
     try:
@@ -68,8 +69,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Handler."""
     context = request.app[CONTEXT]
     body = await read_body(request)
-    size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
-    count = await run_sized(size, count_message_tokens, body, context)
+    count = await run_preparation(
+        context, len(body), lambda context: count_message_tokens(body, context)
+    )
     return json_response({"input_tokens": count})
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from llmserve.api.body import INLINE_BYTES, parse_object, read_body, run_sized
+from llmserve.api.body import parse_object, read_body, run_sized
 from llmserve.api.context import CONTEXT, ApiContext
 from llmserve.api.fields import refuse, validate
 from llmserve.api.json_response import json_response
@@ -21,6 +21,7 @@ from llmserve.api.openai_responses.translation import (
     parse_request,
     prepare_response,
 )
+from llmserve.api.prompts import run_preparation
 from llmserve.api.sse import StreamFormat, named_frame, respond_with_events
 from llmserve.errors import RequestError
 
@@ -70,21 +71,17 @@ async def _prepare(request: web.Request) -> PreparedResponse:
     body = await read_body(request)
     parsed = await run_sized(len(body), parse_request, body)
     history = store.history(parsed.request.previous_response_id)
-    return await run_sized(
-        _prompt_size(len(body), history, context),
-        prepare_response,
-        parsed,
-        history,
-        context,
-        request[REQUEST_ID],
-        is_store_enabled=store.is_enabled,
-    )
+
+    def work(context: ApiContext) -> PreparedResponse:
+        return prepare_response(
+            parsed, history, context, request[REQUEST_ID], is_store_enabled=store.is_enabled
+        )
+
+    return await run_preparation(context, _prompt_size(len(body), history), work)
 
 
-def _prompt_size(num_bytes: int, history: list[bytes], context: ApiContext) -> int:
-    """Bytes of what becomes the prompt. A client's own template never runs on the event loop."""
-    if context.config.trust_request_chat_template:
-        return INLINE_BYTES + 1
+def _prompt_size(num_bytes: int, history: list[bytes]) -> int:
+    """Bytes of what becomes the prompt."""
     return num_bytes + sum(map(len, history))
 
 
@@ -94,8 +91,11 @@ async def input_tokens(request: web.Request) -> web.Response:
     body = await read_body(request)
     asked = await run_sized(len(body), lambda: validate(ResponsesPrompt, parse_object(body)))
     history = store.history(asked.previous_response_id)
-    size = _prompt_size(len(body), history, context)
-    count = await run_sized(size, count_input_tokens, asked, history, context)
+    count = await run_preparation(
+        context,
+        _prompt_size(len(body), history),
+        lambda context: count_input_tokens(asked, history, context),
+    )
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
