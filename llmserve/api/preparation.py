@@ -117,6 +117,9 @@ def make_generations(
         beam = BeamParams(width=n, length_penalty=1.0 if penalty is None else penalty)
     # The response id may be the client's, so it need not be unique among running requests.
     engine_id = f"{response_id}-{secrets.token_hex(4)}"
+    field = "max_tokens"
+    if getattr(request, "max_completion_tokens", None) is not None:
+        field = "max_completion_tokens"
     generations = []
     for position, prompt in enumerate(prompts):
         max_tokens = resolve_max_tokens(
@@ -124,6 +127,7 @@ def make_generations(
             default_max_tokens,
             len(prompt.token_ids),
             context.engine.max_model_len,
+            field,
         )
         check_min_tokens(sampling.min_tokens, max_tokens)
         # Equal prompts of a batch differ, unless the request fixes the seed.

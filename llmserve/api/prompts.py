@@ -180,11 +180,16 @@ def truncate(
 
 
 def resolve_max_tokens(
-    asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int
+    asked: int | None,
+    default: int | None,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    field: str = "max_tokens",
 ) -> int:
     """The output budget of one prompt. Raises ContextLengthError.
 
-    What the request asks for must fit; the default (None: all that is left) is cut to fit.
+    What the request asks for, in `field`, must fit; the default (None: all that is left) is cut
+    to fit.
     """
     limit = f"this model's maximum context length is {max_model_len} tokens"
     room = max_model_len - num_prompt_tokens
@@ -198,8 +203,8 @@ def resolve_max_tokens(
         return room if default is None else min(default, room)
     if asked > room:
         raise ContextLengthError(
-            f"{limit}, but the prompt has {num_prompt_tokens} tokens and max_tokens asks for "
-            f"{asked} more; shorten the prompt or lower max_tokens to {room}",
-            param="max_tokens",
+            f"{limit}, but the prompt has {num_prompt_tokens} tokens and {field} asks for "
+            f"{asked} more; shorten the prompt or lower {field} to {room}",
+            param=field,
         )
     return asked
