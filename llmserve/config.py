@@ -232,7 +232,7 @@ class FrontendConfig:
     sse_ping_interval: float = setting(
         15.0, "seconds of silence in a stream before a comment keeps it alive; 0: never"
     )
-    max_request_bytes: int = setting(64 << 20, "largest request body, as 67108864 or 64M")
+    max_request_bytes: int = setting(16 << 20, "largest request body, as 16777216 or 16M")
     response_store_size: int = setting(
         1000, "most responses of /v1/responses that are kept in memory; 0: none"
     )

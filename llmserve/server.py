@@ -33,7 +33,7 @@ from llmserve.errors import StartupError
 from llmserve.executor import UniprocExecutor
 from llmserve.files.model import ModelFiles, open_model
 from llmserve.log import configure_logging
-from llmserve.process_memory import give_back, map_large_blocks
+from llmserve.process_memory import map_large_blocks, settle
 from llmserve.runner import LoadedRunner, load_runner
 from llmserve.scheduler import Scheduler
 from llmserve.sd_notify import sd_notify
@@ -80,7 +80,7 @@ def run(config: ServerConfig) -> int:
         phases.say(line)
     with phases.phase("warm up"):
         loaded.runner.probe()
-    give_back()
+    settle()
     server = Server(config, files, tokenizer, loaded, phases)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         return loop.run(server.serve(listener))

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import orjson
 from aiohttp import web
 
 from llmserve.api.context import CONTEXT
+from llmserve.api.json_parser import parse_json
 from llmserve.errors import RequestError
 
 _P = ParamSpec("_P")
@@ -18,9 +18,6 @@ _R = TypeVar("_R")
 # Work on inputs up to this size takes less than about 5 ms and runs on the event loop, which
 # costs less than a thread switch; work on larger ones runs in a thread.
 INLINE_BYTES = 8192
-# Most values in a body. The JSON parser holds the GIL, about 0.1 s for a million values.
-MAX_JSON_VALUES = 1_000_000
-_COUNT_BYTES = 1 << 20
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -51,12 +48,7 @@ async def read_body(request: web.Request) -> bytes:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object; NaN, infinities, deep nesting and invalid UTF-8 are refused."""
-    if len(body) > MAX_JSON_VALUES and _count_commas(body) > MAX_JSON_VALUES:
-        raise RequestError(f"the request body has more than {MAX_JSON_VALUES} values", status=413)
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
+    value = parse_json(body)
     if not isinstance(value, dict):
         raise RequestError("the request body must be a JSON object")
     return value
@@ -67,12 +59,6 @@ async def run_sized(size: int, work: Callable[_P, _R], *args: _P.args, **kwargs:
     if size <= INLINE_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
-
-
-def _count_commas(body: bytes) -> int:
-    """An upper bound of the number of siblings; counted in pieces so that other threads run."""
-    starts = range(0, len(body), _COUNT_BYTES)
-    return sum(body.count(b",", start, start + _COUNT_BYTES) for start in starts)
 
 
 def _too_large(limit: int) -> RequestError:
