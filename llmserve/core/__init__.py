@@ -15,6 +15,7 @@ from llmserve.core.outputs import (
 from llmserve.core.plan import NewSequence, StepPlan
 from llmserve.core.request import Request, RequestStatus
 from llmserve.core.sampling import SamplingParams
+from llmserve.core.thinking import ThinkingBudget
 
 __all__ = [
     "BeamParams",
@@ -33,6 +34,7 @@ __all__ = [
     "SeqResult",
     "StepPlan",
     "StepResult",
+    "ThinkingBudget",
     "TokenEvent",
     "TokenLogprobs",
     "group_layers",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmserve.core.grammar import Grammar
+from llmserve.core.thinking import ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class SamplingParams:
     # Masks tokens before everything else. An end may come only where it allows one, and does come
     # where it allows nothing else, whatever min_tokens and ignore_eos say.
     grammar: Grammar | None = None
+    thinking_budget: ThinkingBudget | None = None  # its end is forced whatever else masks it
 
     max_tokens: int = 16
     min_tokens: int = 0  # masks eos_token_ids and stop_token_ids, and defers stop strings

@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from llmserve.core.grammar import Grammar
 from llmserve.grammar.marker import Marker
+from llmserve.grammar.optional import Opening, OptionalGrammar
 from llmserve.grammar.spec import GrammarError, GrammarSpec
 from llmserve.grammar.state import CompiledGrammar, DelayedGrammar, describe
 from llmserve.grammar.to_lark import guidance_grammar
@@ -110,7 +111,11 @@ class GrammarCompiler:
         body = CompiledGrammar(matcher, self._num_bytes)
         if not spec.starts_after:
             return body
-        return DelayedGrammar(self._marker(spec.starts_after, vocabulary), body)
+        delayed = DelayedGrammar(self._marker(spec.starts_after, vocabulary), body)
+        if not spec.may_start_with:
+            return delayed
+        opening = Opening(spec.may_start_with, vocabulary, self._num_bytes)
+        return OptionalGrammar(opening, delayed, body)
 
     def _marker(self, text: str, vocabulary: Vocabulary) -> Marker:
         with self._lock:

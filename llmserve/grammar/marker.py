@@ -10,7 +10,7 @@ from llmserve.grammar.vocabulary import Vocabulary
 
 
 class Marker:
-    """A marker that is one special token, or text. Immutable.
+    """A marker that is one special token, or text with or without some. Immutable.
 
     Before it any token may come but an end of sequence, and but those whose text completes the
     marker and goes on: the grammar would have to hold from within them. The model then spells the
@@ -42,7 +42,7 @@ class Marker:
         """The tail with another token; None if the marker is complete. Raises GrammarError."""
         if self._token_id is not None:
             return None if token_id == self._token_id else b""
-        if token_id in self._special_ids:
+        if token_id in self._special_ids and self._tokens[token_id] not in self._text:
             return b""
         tail += self._tokens[token_id]
         place = tail.find(self._text)

@@ -21,7 +21,8 @@ class GrammarSpec:
     """One grammar. `starts_after`: free text up to and including this marker comes first.
 
     The marker is text ("</think>"); it may be one special token of the vocabulary or many
-    ordinary ones. "" means that the grammar holds from the first output token.
+    ordinary ones. "" means that the grammar holds from the first output token. With
+    `may_start_with` the free text comes only in output that begins with this text.
 
     `whitespace` is a regular expression of what may stand, at most once, wherever JSON allows
     whitespace; None: one space or newline, or nothing; "": nothing. Strings have no bounds but
@@ -31,6 +32,7 @@ class GrammarSpec:
     kind: GrammarKind
     source: str
     starts_after: str = ""
+    may_start_with: str = ""
     whitespace: str | None = None
 
 

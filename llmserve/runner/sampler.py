@@ -18,6 +18,7 @@ import torch
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
 from llmserve.kernels import SAMPLING_ROW, STATUS_INVALID, STATUS_OK, logprob_rows, sample_rows
 from llmserve.runner.masks import GrammarFailedError, GrammarFollower, MaskThread
+from llmserve.runner.thinking import ThinkingFollower
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,11 @@ class _Sequence:
             or bias
             or sampling.has_penalties
             or sampling.grammar is not None
+            or sampling.thinking_budget is not None
         )
+        self._thinking: ThinkingFollower | None = None
+        if sampling.thinking_budget is not None:
+            self._thinking = ThinkingFollower(sampling.thinking_budget, output_token_ids)
         self._grammar: GrammarFollower | None = None
         if sampling.grammar is not None:
             self._grammar = GrammarFollower(
@@ -201,11 +206,16 @@ class _Sequence:
             row[self._bias_ids[is_inside]] += self._bias[is_inside]
         if self._counts is not None:
             self._counts.penalize(row, self.sampling)
+        if self._thinking is not None and self._thinking.forced_token_id is not None:
+            row.fill(-np.inf)
+            row[self._thinking.forced_token_id] = 0.0
 
     def append(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
         if self._counts is not None:
             self._counts.add(token_id)
+        if self._thinking is not None:
+            self._thinking.append(token_id)
         if self._grammar is not None and token_id not in self.sampling.eos_token_ids:
             self._grammar.append(token_id)
 
