@@ -1,6 +1,7 @@
 """Tool parsers by name."""
 
 from llmserve.tool_parsers.base import CallDelta, ParsedDelta, Tool, ToolParser
+from llmserve.tool_parsers.detect import detect_parser
 from llmserve.tool_parsers.registry import PARSERS, load_plugin, register
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "ParsedDelta",
     "Tool",
     "ToolParser",
+    "detect_parser",
     "load_plugin",
     "register",
 ]

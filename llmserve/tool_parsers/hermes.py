@@ -53,8 +53,8 @@ class HermesParser(JsonCallParser):
             after_arguments="}",
             is_required=is_required,
         )
-        body = f'"\\n"? {call} "\\n"? {builder.marker(_CLOSE)}'
+        body = f'"\\n"? {call} "\\n"? {builder.literal(_CLOSE)}'
         if not is_required:
             return builder.answer(_OPEN, body, without=cls.markers, is_parallel=is_parallel)
-        call = builder.rule(f"{builder.marker(_OPEN)} {body}")
+        call = builder.rule(f"{builder.literal(_OPEN)} {body}")
         return builder.build(repeated(call, separator=quoted("\n"), is_parallel=is_parallel))

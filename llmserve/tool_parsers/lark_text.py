@@ -7,31 +7,34 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from llmserve.grammar.json_schema import guidance_schema
+from llmserve.grammar.lark_text import quote
 from llmserve.tool_parsers.base import Tool
 
+# What may be a special token in the texts of the formats.
+_MARKER = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
+
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# White space in values is limited, so that no model can go on with it forever.
-_WHITE_SPACE = {"whitespace_pattern": r"[ \t\n\r]{0,64}"}
 
 
 def quoted(text: str) -> str:
     """The text as a Lark string; nothing for no text."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return quote(text) if text else ""
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """An inline rule of JSON values that a schema allows."""
-    return "%json " + json.dumps({**schema, "x-guidance": _WHITE_SPACE}, ensure_ascii=False)
+    """An inline rule of JSON values that a schema allows. Raises GrammarError."""
+    return "%json " + json.dumps(guidance_schema(schema, None))
 
 
-def pattern(regex: str) -> str:
-    """A regular expression between slashes."""
-    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", regex) + "/"
+def containing(*texts: str) -> str:
+    """A terminal of any text that one of the texts occurs in."""
+    return f"/(?s:.*)({'|'.join(map(escaped, texts))})(?s:.*)/"
 
 
-def any_of(*texts: str) -> str:
-    """A regular expression of literal texts."""
-    return "(" + "|".join(_escape(text) for text in texts) + ")"
+def escaped(text: str) -> str:
+    """The text as a regular expression that matches just it, for use between slashes."""
+    return "".join(c if c.isalnum() or c in " <>_" or ord(c) > 127 else "\\" + c for c in text)
 
 
 class LarkBuilder:
@@ -40,55 +43,84 @@ class LarkBuilder:
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special_tokens = special_tokens
         self._rules: list[str] = []
+        self._num_names = 0
 
     def rule(self, body: str, *, prefix: str = "rule", options: str = "") -> str:
         """Adds a rule; returns its name."""
-        name = f"{prefix}_{len(self._rules)}"
-        self._rules.append(f"{name}{options}: {body}")
+        name = self.reserve(prefix)
+        self.define(name, body, options=options)
         return name
+
+    def reserve(self, prefix: str = "rule") -> str:
+        """A name for a rule that refers to itself; `define` it later."""
+        self._num_names += 1
+        return f"{prefix}_{self._num_names}"
+
+    def define(self, name: str, body: str, *, options: str = "") -> None:
+        self._rules.append(f"{name}{options}: {body}")
 
     def either(self, bodies: list[str], *, prefix: str = "rule") -> str:
         return self.rule(" | ".join(bodies), prefix=prefix)
 
-    def marker(self, text: str) -> str:
-        """A marker: the special token if it is one, else its text."""
-        token_id = self._special_tokens.get(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
+    def literal(self, text: str) -> str:
+        """The text; markers in it that are special tokens are asked for by their ids."""
+        parts = _MARKER.split(text)
+        tokens = [self._special_tokens.get(part) for part in parts]
+        spelled = ""
+        items: list[str] = []
+        for part, token_id in zip(parts, tokens, strict=True):
+            if token_id is None:
+                spelled += part
+                continue
+            items += [quoted(spelled), f"<[{token_id}]>"]
+            spelled = ""
+        return " ".join(item for item in [*items, quoted(spelled)] if item)
 
     def text(self, *, without: tuple[str, ...], not_at_start: str = "") -> str:
         """Free text in which none of the marks occurs, and which does not begin with
         `not_at_start`, white space aside."""
+        body = self.free_text(not_at_start)
+        return self.terminal(f"{body} & ~{containing(*without)}" if without else body)
+
+    @staticmethod
+    def free_text(not_at_start: str = "") -> str:
+        """A terminal's body."""
         body = "/(?s:.*)/"
-        if without:
-            body += " & ~" + pattern(f"(?s:.*){any_of(*without)}(?s:.*)")
         if not_at_start:
-            body += " & ~" + pattern(rf"[ \t\n\r]*{any_of(not_at_start)}(?s:.*)")
-        return self._terminal(body)
+            body += rf" & ~/[ \t\n\r]*{escaped(not_at_start)}(?s:.*)/"
+        return body
 
-    def text_up_to(self, marker: str, *, without: tuple[str, ...]) -> str:
-        """Free text in which none of the marks occurs, and the marker that ends it."""
-        if marker in self._special_tokens:
-            return f"{self.text(without=without)} {self.marker(marker)}"
-        body = pattern(f"(?s:.*){_escape(marker)}")
-        others = [mark for mark in without if mark != marker]
-        if others:
-            body += " & ~" + pattern(f"(?s:.*){any_of(*others)}(?s:.*)")
-        # Lazy: it ends with the first marker.
-        return self.rule(self._terminal(body), prefix="opening", options="[lazy]")
+    def up_to(self, marker: str, *, text: str = "/(?s:.*)/", without: tuple[str, ...] = ()) -> str:
+        """Text (a terminal's body) in which no mark occurs, and the first marker, which ends it."""
+        marks = tuple(dict.fromkeys((marker.strip(), *without)))
+        value = self.terminal(f"({text}) & ~{containing(*marks)}")
+        before, name, after = (*_MARKER.split(marker, maxsplit=1), "", "")[:3]
+        if name in self._special_tokens:
+            value = self.terminal(f"{value} {quoted(before)}") if before else value
+            return f"{value} {self.literal(name + after)}"
+        value = self.terminal(f"{value} {quoted(marker)}")
+        return self.rule(value, prefix="upto", options="[lazy]")
 
-    def answer(self, marker: str, rest: str, *, without: tuple[str, ...], is_parallel: bool) -> str:
+    def terminal(self, body: str) -> str:
+        """Adds a terminal; returns its name."""
+        return self.rule(body, prefix="TEXT")
+
+    def answer(
+        self,
+        marker: str,
+        rest: str,
+        *,
+        without: tuple[str, ...],
+        is_parallel: bool,
+        not_at_start: str = "",
+    ) -> str:
         """Free text with units that a marker opens and `rest` goes on with."""
-        opening = self.text_up_to(marker, without=without)
-        closing = self.text(without=without)
+        opening = self.up_to(marker, text=self.free_text(not_at_start), without=without)
+        closing = self.text(without=without, not_at_start=not_at_start)
         return self.build(f"({opening} {rest}){'*' if is_parallel else '?'} {closing}")
 
     def build(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules, ""])
-
-    def _terminal(self, body: str) -> str:
-        name = f"TEXT_{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
 
 
 def call_rule(
@@ -99,21 +131,29 @@ def call_rule(
     after_name: str,
     after_arguments: str,
     is_required: bool,
+    is_json: bool = True,
 ) -> str:
-    """A rule of one call with JSON arguments, for each tool; the frame is literal text."""
-    return builder.either(
-        [
-            f"{quoted(before_name + _in_json(tool.name) + after_name)} "
-            f"{json_rule(arguments_schema(tool, is_required=is_required))} "
-            f"{quoted(after_arguments)}"
-            for tool in tools
-        ],
-        prefix="call",
-    )
+    """A rule of one call with JSON arguments, for each tool; the frame is literal text.
+
+    is_json: the name is within a JSON string.
+    """
+    bodies = []
+    for tool in tools:
+        name = _in_json(tool.name) if is_json else tool.name
+        arguments = json_rule(arguments_schema(tool, is_required=is_required))
+        opening = builder.literal(before_name + name + after_name)
+        bodies.append(f"{opening} {arguments} {builder.literal(after_arguments)}")
+    return builder.either(bodies, prefix="call")
 
 
 def call_list_rule(
-    builder: LarkBuilder, tools: list[Tool], *, key: str, is_required: bool, is_parallel: bool
+    builder: LarkBuilder,
+    tools: list[Tool],
+    *,
+    key: str,
+    is_required: bool,
+    is_parallel: bool,
+    opening: str = "[",
 ) -> str:
     """A rule of a list of calls, each `{"name": ..., key: {...}}`."""
     call = call_rule(
@@ -125,7 +165,7 @@ def call_list_rule(
         is_required=is_required,
     )
     calls = repeated(call, separator=quoted(", "), is_parallel=is_parallel)
-    return builder.rule(f'"[" {calls} "]"')
+    return builder.rule(f'{quoted(opening)} {calls} "]"')
 
 
 def arguments_schema(tool: Tool, *, is_required: bool) -> dict[str, Any]:
@@ -140,8 +180,3 @@ def repeated(rule: str, *, separator: str, is_parallel: bool) -> str:
 
 def _in_json(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)[1:-1]
-
-
-def _escape(text: str) -> str:
-    """The text as a regular expression that matches just it."""
-    return "".join(c if c.isalnum() or c in " <>_\n" or ord(c) > 127 else "\\" + c for c in text)

@@ -63,7 +63,7 @@ class Llama3JsonParser(JsonCallParser):
             is_required=is_required,
         )
         calls = repeated(call, separator=quoted("; "), is_parallel=is_parallel)
-        calls = builder.rule(f"{builder.marker(_TAG)}? {calls}")
+        calls = builder.rule(f"{builder.literal(_TAG)}? {calls}")
         if is_required:
             return builder.build(calls)
         text = builder.text(without=(_TAG,), not_at_start="{")

@@ -79,14 +79,17 @@ class MistralParser(JsonCallParser):
             )
             is_parallel = False
         else:
+            call_id = ""
+            if _CALL_ID in special_tokens:
+                call_id = f"({builder.literal(_CALL_ID)} /[0-9A-Za-z]{{9}}/)?"
             body = builder.either(
                 [
-                    f"{quoted(tool.name)} {builder.marker(_ARGS)} "
+                    f"{quoted(tool.name)} {call_id} {builder.literal(_ARGS)} "
                     + json_rule(arguments_schema(tool, is_required=is_required))
                     for tool in tools
                 ]
             )
         if not is_required:
             return builder.answer(_OPEN, body, without=cls.markers, is_parallel=is_parallel)
-        call = builder.rule(f"{builder.marker(_OPEN)} {body}")
+        call = builder.rule(f"{builder.literal(_OPEN)} {body}")
         return builder.build(repeated(call, separator="", is_parallel=is_parallel))

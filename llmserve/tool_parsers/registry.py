@@ -7,18 +7,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmserve.tool_parsers.base import ToolParser
+from llmserve.tool_parsers.deepseek_v3 import DeepSeekV3Parser
+from llmserve.tool_parsers.glm45 import Glm45Parser
+from llmserve.tool_parsers.granite import GraniteParser
 from llmserve.tool_parsers.hermes import HermesParser
 from llmserve.tool_parsers.json_list import JsonListParser
+from llmserve.tool_parsers.kimi_k2 import KimiK2Parser
 from llmserve.tool_parsers.llama3_json import Llama3JsonParser
+from llmserve.tool_parsers.llama4_pythonic import Llama4PythonicParser
 from llmserve.tool_parsers.mistral import MistralParser
+from llmserve.tool_parsers.openai_harmony import OpenAIHarmonyParser
+from llmserve.tool_parsers.phi4_mini_json import Phi4MiniJsonParser
+from llmserve.tool_parsers.pythonic import PythonicParser
+from llmserve.tool_parsers.qwen3_coder import Qwen3CoderParser
 
 PARSERS: dict[str, type[ToolParser]] = {
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV3Parser,
+    "glm45": Glm45Parser,
+    "glm47": Glm45Parser,
+    "granite": GraniteParser,
     "hermes": HermesParser,
-    "qwen3_json": HermesParser,
     "json": JsonListParser,
+    "kimi_k2": KimiK2Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
+    "llama4_pythonic": Llama4PythonicParser,
     "mistral": MistralParser,
+    "openai": OpenAIHarmonyParser,
+    "phi4_mini_json": Phi4MiniJsonParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "qwen3_json": HermesParser,
+    "qwen3_xml": Qwen3CoderParser,
 }
 
 

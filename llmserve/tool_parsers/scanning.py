@@ -59,6 +59,10 @@ class ScanningParser(ToolParser):
     def call_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
 
+    def tool(self, name: str) -> Tool | None:
+        """The request's tool of this name."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
     def begin_call(self, name: str, call_id: str | None = None) -> None:
         """A call whose name is known."""
         if not name or not _is_unicode(name):

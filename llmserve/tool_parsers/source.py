@@ -50,6 +50,13 @@ class Source:
             yield
         return True
 
+    def has(self, size: int) -> Steps[bool]:
+        """Whether there are `size` more characters."""
+        while len(self.text) < self.pos + size:
+            if not (yield from self.more()):
+                return False
+        return True
+
     def at(self, *options: str) -> Steps[str]:
         """Which option comes next, "" if none. Reads nothing. No option may begin another."""
         while True:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "kernels": {"_cpu_kernels"},
     "tokenizer": set(),
     "grammar": set(),
-    "tool_parsers": set(),
+    "tool_parsers": {"grammar"},
     "reasoning_parsers": set(),
     **{name: set() for name in BASE},
 }
