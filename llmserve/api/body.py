@@ -18,6 +18,8 @@ _R = TypeVar("_R")
 # Work on inputs up to this size takes less than about 5 ms and runs on the event loop, which
 # costs less than a thread switch; work on larger ones runs in a thread.
 INLINE_BYTES = 8192
+# Of a request; more than four times as many as are known.
+MAX_FIELDS = 500
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -51,6 +53,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
     value = parse_json(body)
     if not isinstance(value, dict):
         raise RequestError("the request body must be a JSON object")
+    if len(value) > MAX_FIELDS:
+        raise RequestError(
+            f"the request body has {len(value)} fields; it must have at most {MAX_FIELDS}"
+        )
     return value
 
 

@@ -41,7 +41,7 @@ def test_what_is_not_json_is_refused(body: bytes, parse: Callable[[bytes], objec
 
 
 def test_deep_nesting_is_refused_by_both_parsers() -> None:
-    body = b"[" * 100_000 + b"]" * 100_000
+    body = b"[" * 10_000 + b"]" * 10_000
 
     for parse in (parse_json, _parse_yielding):
         with pytest.raises(RequestError, match="not valid JSON"):
@@ -77,27 +77,29 @@ def test_too_many_values_are_refused(body: bytes) -> None:
     "body",
     [
         b'{"prompt": [' + b"12345," * 900_000 + b"1]}",
-        b'{"prompt": [' + b'{"a":1},' * 150_000 + b"1]}",
+        b'{"prompt": [' + b'{"a":1},' * 45_000 + b"1]}",
         b'{"prompt": "' + b"hello, world [" * 700_000 + b'"}',
     ],
     ids=["many numbers", "many objects", "a long text"],
 )
 def test_other_threads_run_while_a_large_body_is_parsed(body: bytes) -> None:
-    # The best of several tries: what the machine does besides may stop a thread at any time.
-    longest = min(_longest_pause(lambda: parse_json(body)) for _ in range(4))
+    longest = min(_longest_pause(lambda: parse_json(body)) for _ in range(3))
 
-    assert longest < 0.030
+    assert longest < 0.020
 
 
 def _longest_pause(work: Callable[[], object]) -> float:
-    """The longest time in which this thread did not run while another did `work`, seconds."""
+    """The longest time in which this thread did not run while another did `work`.
+
+    In CPU seconds of this process: what other processes take from it does not count.
+    """
     thread = threading.Thread(target=work)
     longest = 0.0
-    last = time.perf_counter()
+    last = time.process_time()
     thread.start()
     while thread.is_alive():
         time.sleep(0.0005)
-        now = time.perf_counter()
+        now = time.process_time()
         longest = max(longest, now - last)
         last = now
     thread.join()

@@ -1,0 +1,93 @@
+"""Nothing that a client sends stops the event loop for more than 20 ms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import orjson
+import pytest
+
+from tests.server.harness import MODEL, Served, serving
+
+LIMIT_S = 0.020
+# The first of some tries pays for what is done once.
+TRIES = 3
+
+LONG_TEXT = 'He said "well, well", and\n' * 400_000  # 10 MB
+CASES: dict[str, tuple[str, object]] = {
+    "long text": ("/v1/completions", {"prompt": LONG_TEXT}),
+    "long message": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": LONG_TEXT}]},
+    ),
+    "many token ids": ("/v1/completions", {"prompt": [97] * 900_000}),
+    "many prompts": ("/v1/completions", {"prompt": [[97]] * 45_000}),
+    "many messages": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a"}] * 45_000},
+    ),
+    "many unknown fields": ("/v1/completions", {f"f{i}": [i] for i in range(100_000)}),
+    "large logit_bias": (
+        "/v1/completions",
+        {"prompt": "a", "logit_bias": {str(i): 1 for i in range(100_000)}},
+    ),
+    "log-probabilities": (
+        "/v1/completions",
+        {"prompt": "a" * 60, "max_tokens": 400, "n": 8, "seed": 1, "logprobs": 20},
+    ),
+    "long token list": ("/detokenize", {"tokens": [97] * 500_000}),
+}
+
+
+class Heartbeat:
+    """The longest time between two turns of the running loop.
+
+    In CPU seconds of this process: what other processes take from it is not the loop's doing.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _beat(self) -> None:
+        while True:
+            begin = time.process_time()
+            await asyncio.sleep(0.001)
+            self.longest_s = max(self.longest_s, time.process_time() - begin)
+
+
+def post(url: str, body: bytes) -> int:
+    headers = {"Content-Type": "application/json"}
+    return httpx.post(url, content=body, headers=headers, timeout=60).status_code
+
+
+async def longest_stop(server: Served, path: str, body: bytes) -> float:
+    heartbeat = Heartbeat()
+    async with heartbeat.running():
+        status = await asyncio.to_thread(post, server.url + path, body)
+    assert status < 500
+    return heartbeat.longest_s
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_loop_goes_on_while_a_large_request_is_answered(name: str) -> None:
+    path, fields = CASES[name]
+    assert isinstance(fields, dict)
+    body = orjson.dumps({"model": MODEL, "temperature": 1, **fields})
+
+    async with serving() as server:
+        stops = [await longest_stop(server, path, body) for _ in range(TRIES)]
+
+    assert min(stops) < LIMIT_S, stops
