@@ -10,17 +10,21 @@ from llmserve.api.anthropic import add_messages_routes
 from llmserve.api.chat import create_chat_completion
 from llmserve.api.completions import create_completion
 from llmserve.api.context import CONTEXT, ApiContext, ModelInfo
-from llmserve.api.defaults import SamplingDefaults
+from llmserve.api.defaults import SamplingDefaults, eos_token_ids
+from llmserve.api.description.pages import add_description_routes
 from llmserve.api.health import health, load, metrics, version
 from llmserve.api.http_metrics import HttpMetrics
 from llmserve.api.middleware import make_auth, make_outer, make_preflight, make_prepare_hook
 from llmserve.api.models import get_model, list_models
 from llmserve.api.openai_responses import add_responses_routes
 from llmserve.api.output_formats import OutputFormats
-from llmserve.api.tokenization import detokenize, tokenize
+from llmserve.api.render import render_chat_completion, render_completion
+from llmserve.api.tokenization import detokenize, tokenize, tokenizer_info
+from llmserve.api.work_gate import WorkGate
 from llmserve.config import FrontendConfig
 from llmserve.engine import AsyncEngine
-from llmserve.tokenizer import ChatTemplate, Tokenizer
+from llmserve.grammar import GrammarCompiler
+from llmserve.tokenizer import ChatTemplate, ChunkedEncoder, Tokenizer
 
 __all__ = ["ModelInfo", "make_app"]
 
@@ -57,8 +61,16 @@ def make_app(
         formats=OutputFormats(config, tokenizer, chat_template.sources),
         seeds=random.SystemRandom() if seed is None else random.Random(seed),
         longest_token=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
+        grammars=GrammarCompiler(
+            tokenizer,
+            model.vocab_size,
+            eos_token_ids(tuple(tokenizer.eos_token_ids), model.generation_config),
+        ),
+        gate=WorkGate(),
+        long_texts=ChunkedEncoder(tokenizer),
         body_timeout_s=body_timeout_s,
     )
+    app.on_cleanup.append(_close_gate)
     app.on_response_prepare.append(make_prepare_hook(config.allowed_origins))
     app.add_routes(
         [
@@ -68,6 +80,9 @@ def make_app(
             web.get("/v1/models/{id:.+}", get_model),
             web.post("/tokenize", tokenize),
             web.post("/detokenize", detokenize),
+            web.get("/tokenizer_info", tokenizer_info),
+            web.post("/v1/chat/completions/render", render_chat_completion),
+            web.post("/v1/completions/render", render_completion),
             web.get("/health", health),
             web.get("/ping", health),
             web.post("/ping", health),
@@ -78,4 +93,10 @@ def make_app(
     )
     add_responses_routes(app, config.response_store_size, config.response_store_bytes)
     add_messages_routes(app)
+    if not config.disable_fastapi_docs:
+        add_description_routes(app)
     return app
+
+
+async def _close_gate(app: web.Application) -> None:
+    app[CONTEXT].gate.close()

@@ -7,15 +7,16 @@ from typing import Any
 
 from aiohttp import web
 
-from llmserve.api.body import INLINE_BYTES, parse_object, read_body, run_sized
+from llmserve.api.body import parse_object, read_body, run_sized
 from llmserve.api.chat_answer import ChatPrepared, answer_size, make_answer, stream_chunks
 from llmserve.api.context import CONTEXT, ApiContext
 from llmserve.api.fields import validate
 from llmserve.api.json_response import json_response
 from llmserve.api.middleware import REQUEST_ID
+from llmserve.api.output_grammar import output_grammar, thinking_budget
 from llmserve.api.output_plan import fields_without_effect, plan_output
 from llmserve.api.preparation import make_generations, note_ignored, token_names
-from llmserve.api.prompts import encode_conversation, truncate
+from llmserve.api.prompts import encode_conversation, run_preparation, truncate
 from llmserve.api.sampling import check_stream_fields, make_sampling_params, resolve_logprobs
 from llmserve.api.schemas import ChatRequest
 from llmserve.api.sse import respond_with_events
@@ -29,9 +30,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     body = await read_body(request)
     request_id = request[REQUEST_ID]
-    # A client's own template may take any time, so it never runs on the event loop.
-    size = INLINE_BYTES + 1 if context.config.trust_request_chat_template else len(body)
-    prepared = await run_sized(size, prepare_chat, body, context, request_id)
+    prepared = await run_preparation(
+        context, len(body), lambda context: prepare_chat(body, context, request_id)
+    )
     streams = Streams(context.engine, prepared.generations)
     role = answer_role(prepared.request, context)
     try:
@@ -91,8 +92,13 @@ def prepare_chat_fields(
         context,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=request.prompt_logprobs,
+        grammar=output_grammar(request, plan, context),
     )
-    sampling = dataclasses.replace(sampling, skip_special_tokens=plan.engine_skips_special_tokens)
+    sampling = dataclasses.replace(
+        sampling,
+        skip_special_tokens=plan.engine_skips_special_tokens,
+        thinking_budget=thinking_budget(request, plan, context),
+    )
     response_id = f"chatcmpl-{request.request_id or request_id}"
     return ChatPrepared(
         request=request,

@@ -17,11 +17,18 @@ from llmserve.api.json_response import json_response
 from llmserve.api.logprobs import CompletionLogprobs, prompt_logprobs, prompt_token_texts
 from llmserve.api.middleware import REQUEST_ID
 from llmserve.api.preparation import Prepared, make_generations, note_ignored, token_names
-from llmserve.api.prompts import Prompt, encode_prompt, split_prompts, truncate
+from llmserve.api.prompts import (
+    Prompt,
+    encode_prompt,
+    run_preparation,
+    split_prompts,
+    truncate,
+)
 from llmserve.api.sampling import check_stream_fields, make_sampling_params, resolve_logprobs
 from llmserve.api.schemas import CompletionRequest
 from llmserve.api.sse import Event, respond_with_events
 from llmserve.api.streams import Streams
+from llmserve.api.structured import requested_grammar
 from llmserve.core import OutputDelta, PromptLogprobs
 from llmserve.errors import RequestError
 
@@ -35,7 +42,11 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     body = await read_body(request)
     request_id = request[REQUEST_ID]
-    prepared = await run_sized(len(body), prepare_completion, body, context, request_id)
+    prepared = await run_preparation(
+        context,
+        len(body),
+        lambda context: prepare_completion(body, context, request_id),
+    )
     streams = Streams(context.engine, prepared.generations)
     try:
         if prepared.request.stream:
@@ -74,6 +85,7 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
         # The best of more candidates than asked for are chosen by their log-probabilities.
         num_logprobs=0 if request.logprobs is None and _has_spare(request) else request.logprobs,
         num_prompt_logprobs=max(counts) if counts else None,
+        grammar=requested_grammar(request, context),
     )
     if request.suffix:
         tokens = infill_tokens(context.tokenizer)

@@ -12,10 +12,12 @@ from aiohttp import web
 
 from llmserve.api.defaults import SamplingDefaults
 from llmserve.api.output_formats import OutputFormats
+from llmserve.api.work_gate import WorkGate
 from llmserve.config import FrontendConfig
 from llmserve.engine import AsyncEngine
 from llmserve.errors import ModelNotFoundError
-from llmserve.tokenizer import ChatTemplate, Tokenizer
+from llmserve.grammar import GrammarCompiler
+from llmserve.tokenizer import ChatTemplate, ChunkedEncoder, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class ApiContext:
     formats: OutputFormats
     seeds: random.Random  # of requests without a seed
     longest_token: int  # bytes
+    grammars: GrammarCompiler
+    gate: WorkGate
+    long_texts: ChunkedEncoder
     body_timeout_s: float = 60.0  # what a client gets to send its body
 
     def draw_seed(self) -> int:

@@ -12,6 +12,7 @@ from llmserve.api.body import INLINE_BYTES
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import check_vocabulary, id_list, refuse
 from llmserve.api.schemas import GenerationFields, TemplateFields
+from llmserve.api.structured import NeedsThreadError
 from llmserve.errors import ContextLengthError, RequestError
 from llmserve.tokenizer import SlowTemplateError, encode_chat
 
@@ -80,12 +81,13 @@ def encode_prompt(
 async def run_preparation(context: ApiContext, size: int, work: Callable[[ApiContext], _R]) -> _R:
     """Runs `work`, which may render the chat template and tokenize, on a body of `size` bytes.
 
-    A rendering runs on the event loop only while it is quick; then it begins again in a thread,
-    where it is stopped after 5 s. A client's own template always runs in a thread.
+    A rendering runs on the event loop only while it is quick, and no grammar is compiled there;
+    then it begins again in a thread, where a rendering is stopped after 5 s. A client's own
+    template always runs in a thread.
     """
     if size <= INLINE_BYTES and not context.config.trust_request_chat_template:
         quick = context.chat_template.within(_QUICK_S)
-        with contextlib.suppress(SlowTemplateError):
+        with contextlib.suppress(SlowTemplateError, NeedsThreadError):
             return work(dataclasses.replace(context, chat_template=quick))
     return await context.gate.run(max(size, INLINE_BYTES + 1), work, context)
 

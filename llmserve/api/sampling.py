@@ -9,6 +9,7 @@ from llmserve.api.defaults import eos_token_ids
 from llmserve.api.fields import check_vocabulary, refuse
 from llmserve.api.schemas import GenerationFields
 from llmserve.core import SamplingParams
+from llmserve.core.grammar import Grammar
 from llmserve.errors import RequestError
 from llmserve.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ def make_sampling_params(
     *,
     num_logprobs: int | None,
     num_prompt_logprobs: int | None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Everything but max_tokens, which depends on the prompt. Raises RequestError."""
     defaults, model = context.defaults, context.model
@@ -69,7 +71,10 @@ def make_sampling_params(
         min_tokens=request.min_tokens,
         stop=request.stop,
         stop_token_ids=tuple(dict.fromkeys(request.stop_token_ids)),
-        eos_token_ids=() if request.ignore_eos else eos,
+        grammar=grammar,
+        ignore_eos=request.ignore_eos,
+        # A grammar that is complete ends the output all the same.
+        eos_token_ids=() if request.ignore_eos and grammar is None else eos,
         include_stop_str_in_output=request.include_stop_str_in_output,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,

@@ -21,6 +21,14 @@ from llmserve.api.fields import (
     refuse_unsupported,
     shorten,
 )
+from llmserve.api.grammar_fields import (
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from llmserve.api.messages import check_messages, check_tools
 from llmserve.errors import RequestError
 
@@ -79,31 +87,6 @@ def _documents(value: object, field: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(d, dict) for d in value):
         refuse(field, value, "a list of objects")
     return value
-
-
-def _response_format(value: object, field: str) -> None:
-    """Checks the form of any response_format; only `text` is served."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or kind not in (
-        *("text", "json_object", "json_schema", "structural_tag"),
-    ):
-        refuse(
-            f"{field}.type" if isinstance(value, dict) else field,
-            kind if isinstance(value, dict) else value,
-            "an object with the type text, json_object, json_schema or structural_tag",
-        )
-    if kind == "json_schema":
-        outer = value.get("json_schema")
-        if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict | bool):
-            refuse(f"{field}.json_schema.schema", None, "a JSON schema")
-    if kind != "text":
-        refuse_unsupported(field, f"the type {kind!r} needs constrained decoding; use 'text'")
-
-
-def _structured(value: object, field: str) -> None:
-    if isinstance(value, dict) and all(item is None for item in value.values()):
-        return
-    refuse_unsupported(field, "this server does no constrained decoding")
 
 
 def _text(value: object, field: str) -> str:
@@ -186,7 +169,6 @@ _TOOL = {
 }
 
 Refused = Annotated[None, checked(_refused, {"enum": ["", [], {}]})]
-Structured = Annotated[None, checked(_structured)]
 TokenIds = Annotated[list[int], checked(id_list, _ID_LIST)]
 MaxTokens = Annotated[int, integer(1)]
 # -1 stands for the whole vocabulary; --max-logprobs is applied later.
@@ -245,13 +227,14 @@ class GenerationFields(BaseModel):
     return_tokens_as_token_ids: bool = False
     request_id: Annotated[str, checked(_request_id, _REQUEST_ID)] | None = None
 
-    response_format: Annotated[None, checked(_response_format)] = None
-    structured_outputs: Structured = None
-    guided_json: Structured = None
-    guided_regex: Structured = None
-    guided_choice: Structured = None
-    guided_grammar: Structured = None
-    thinking_token_budget: Refused = None
+    # What the output must be; None: any text.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: GuidedJson | None = None
+    guided_regex: GuidedRegex | None = None
+    guided_choice: GuidedChoice | None = None
+    guided_grammar: GuidedGrammar | None = None
+    guided_whitespace_pattern: str | None = None
     logits_processors: Refused = None
 
     @property
@@ -272,6 +255,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Logprobs | None = None
     echo: bool = False
     best_of: Annotated[int, integer(1, MAX_N)] | None = None
+    thinking_token_budget: Refused = None
     suffix: Annotated[str, checked(_text)] | None = None
     prompt_embeds: Refused = None
     add_special_tokens: bool = True
@@ -303,6 +287,7 @@ class ChatRequest(GenerationFields, TemplateFields):
     tool_choice: Any = None
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    thinking_token_budget: Annotated[int, integer(0)] | None = None
     add_special_tokens: bool | None = None  # default: a BOS, unless the template has one
     best_of: Annotated[None, checked(_best_of_one, {"const": 1})] = None
     echo: Annotated[None, checked(_echo_off, {"const": False})] = None

@@ -44,8 +44,10 @@ _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
 }
 
 
-def guidance_schema(schema: object, whitespace: str | None) -> dict[str, Any]:
-    """The schema with options for llguidance; `whitespace` is as in GrammarSpec.
+def guidance_schema(
+    schema: object, whitespace: str | None, *, closes_objects: bool = False
+) -> dict[str, Any]:
+    """The schema with options for llguidance; the arguments are as in GrammarSpec.
 
     An object that declares properties and says nothing about others holds no others, as if
     additionalProperties were false: all that it allows, the schema allows too. Schemas that are
@@ -57,8 +59,13 @@ def guidance_schema(schema: object, whitespace: str | None) -> dict[str, Any]:
         raise GrammarError("a JSON schema must be an object or true")
     _check_depth(schema)
     plain = _convert(schema)
-    if not any(_is_combining(part) for part in _walk(plain)):
-        for part in _walk(plain):
+    parts = list(_walk(plain))
+    if closes_objects:
+        for part in parts:
+            if "properties" in part:
+                part["additionalProperties"] = False
+    elif not any(_is_combining(part) for part in parts):
+        for part in parts:
             _close(part)
     pattern = DEFAULT_WHITESPACE if whitespace is None else whitespace
     options = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}

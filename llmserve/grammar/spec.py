@@ -26,7 +26,7 @@ class GrammarSpec:
 
     `whitespace` is a regular expression of what may stand, at most once, wherever JSON allows
     whitespace; None: one space or newline, or nothing; "": nothing. Strings have no bounds but
-    their schema's.
+    their schema's. With `closes_objects` all objects hold declared properties only.
     """
 
     kind: GrammarKind
@@ -34,6 +34,7 @@ class GrammarSpec:
     starts_after: str = ""
     may_start_with: str = ""
     whitespace: str | None = None
+    closes_objects: bool = False
 
 
 class GrammarError(ValueError):

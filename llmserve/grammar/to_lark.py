@@ -19,9 +19,9 @@ def guidance_grammar(spec: GrammarSpec) -> str:
     source = spec.source
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            return _json_grammar(_parse_json(source, "the JSON schema"), spec)
+            return _json_grammar(spec)
         case GrammarKind.JSON_OBJECT:
-            return _json_grammar({"type": "object"}, spec)
+            return _json_grammar(spec)
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:
@@ -32,10 +32,18 @@ def guidance_grammar(spec: GrammarSpec) -> str:
             raise GrammarError(f"grammars of the kind {spec.kind.value} are not supported")
 
 
-def _json_grammar(schema: object, spec: GrammarSpec) -> str:
-    text = json.dumps(guidance_schema(schema, spec.whitespace))
+def json_document(spec: GrammarSpec) -> str:
+    """The body of a Lark rule of the JSON that a specification allows. Raises GrammarError."""
+    schema: object = {"type": "object"}
+    if spec.kind is GrammarKind.JSON_SCHEMA:
+        schema = _parse_json(spec.source, "the JSON schema")
+    guided = guidance_schema(schema, spec.whitespace, closes_objects=spec.closes_objects)
+    return "%json " + json.dumps(guided)
+
+
+def _json_grammar(spec: GrammarSpec) -> str:
     lead = _LEADING_LINES if spec.starts_after else ""
-    return f"start: {lead} document\ndocument: %json {text}\n"
+    return f"start: {lead} document\ndocument: {json_document(spec)}\n"
 
 
 def _choice_grammar(choices: object) -> str:

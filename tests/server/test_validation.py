@@ -50,12 +50,8 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
 
 NOT_SERVED: list[tuple[str, Any]] = [
     *(("response_format", {"type": kind}) for kind in ("json_object", "structural_tag")),
-    ("response_format", {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}),
-    ("structured_outputs", {"choice": ["a"]}),
-    ("guided_json", {"type": "object"}),
-    ("guided_regex", "a+"),
-    ("guided_choice", ["a"]),
-    ("guided_grammar", "root ::= 'a'"),
+    ("structured_outputs", {"choice": ["a"], "regex": "a"}),
+    ("structured_outputs", {"lark": "a"}),
     ("thinking_token_budget", 5),
 ]
 
