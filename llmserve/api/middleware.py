@@ -13,6 +13,7 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from llmserve.api.description.paths import OPEN_PATHS as DESCRIPTION_PATHS
 from llmserve.api.error_body import (
     describe_bug,
     error_response,
@@ -30,7 +31,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 
 _SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
-_OPEN_PATHS = frozenset({"/health", "/ping"})  # probes carry no key
+# Probes and the pages of a browser carry no key.
+_OPEN_PATHS = frozenset({"/health", "/ping"}) | DESCRIPTION_PATHS
 
 _PREFLIGHT_MAX_AGE_S = "86400"
 _ALLOWED_METHODS = "GET, POST, DELETE, OPTIONS"
