@@ -23,6 +23,7 @@ class ByteTokenizer:
     vocab_size = 257
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = (256,)
+    special_tokens = {"eos_token": "<eos>"}  # noqa: RUF012
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

@@ -186,6 +186,7 @@ async def serving(
     names: tuple[str, ...] = (MODEL, "org/alias"),
     seed: int | None = None,
     body_timeout_s: float = 60.0,
+    template: str = TEMPLATE,
     **frontend: Any,
 ) -> AsyncIterator[Served]:
     """A server on a free port. Checks at the end that nothing is left running."""
@@ -201,7 +202,7 @@ async def serving(
     app = make_app(
         engine,
         BosTokenizer(),
-        ChatTemplate(TEMPLATE),
+        ChatTemplate(template, variables=config.template_variables()),
         config,
         model,
         seed=seed,
