@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from llmserve import reasoning_parsers, tool_parsers
 from llmserve.config import FrontendConfig
@@ -29,9 +27,10 @@ class OutputFormats:
         self, config: FrontendConfig, tokenizer: Tokenizer, templates: Mapping[str, str]
     ) -> None:
         """Runs the plugins. Raises StartupError for what is not a parser or a plugin."""
-        self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._special_tokens: Mapping[str, int] | None = None
+        special = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
+        # Text and id of each.
+        self.special_tokens: Mapping[str, int] = {tokenizer.token_str(i): i for i in special}
+        self._ids: dict[type[ReasoningParser] | type[ToolParser], frozenset[int]] = {}
         source = templates.get("tool_use") or templates.get("default") or ""
         if config.reasoning_parser_plugin is not None:
             reasoning_parsers.load_plugin(config.reasoning_parser_plugin)
@@ -46,24 +45,19 @@ class OutputFormats:
         """The format of calls that a grammar enforces."""
         return self.tools or tool_parsers.PARSERS[_PLAIN_FORMAT]
 
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """Text and id of each. The first use takes 0.1 s where there are 262144 tokens."""
-        with self._lock:
-            if self._special_tokens is None:
-                tokenizer = self._tokenizer
-                ids = [i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)]
-                found = {tokenizer.token_str(i): i for i in ids}
-                self._special_tokens = MappingProxyType(found)
-            return self._special_tokens
-
     def special_ids_of(self, parser: type[ReasoningParser] | type[ToolParser]) -> frozenset[int]:
         """Special tokens that the parser needs to see in the text."""
-        if issubclass(parser, ToolParser):
-            return self._ids_of_calls(parser) if parser.needs_special_tokens else frozenset()
-        return frozenset(i for marker in parser.markers if (i := self._special_id(marker)) >= 0)
+        if parser not in self._ids:
+            if issubclass(parser, ToolParser):
+                self._ids[parser] = self._ids_of_calls(parser)
+            else:
+                known = self.special_tokens
+                self._ids[parser] = frozenset(known[m] for m in parser.markers if m in known)
+        return self._ids[parser]
 
     def _ids_of_calls(self, parser: type[ToolParser]) -> frozenset[int]:
+        if not parser.needs_special_tokens:
+            return frozenset()
         grammars = [
             parser.lark(
                 [_ANY_TOOL],
@@ -75,11 +69,6 @@ class OutputFormats:
         ]
         return frozenset(int(i) for text in grammars for i in _TOKEN_IN_LARK.findall(text))
 
-    def _special_id(self, text: str) -> int:
-        """The special token of this text, -1 if there is none."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids[0] if len(ids) == 1 and self._tokenizer.is_special(ids[0]) else -1
-
 
 def _choose_reasoning(name: str | None, source: str) -> type[ReasoningParser] | None:
     if name == "auto":
@@ -90,7 +79,7 @@ def _choose_reasoning(name: str | None, source: str) -> type[ReasoningParser] | 
 def _choose_tools(setting: str, source: str) -> type[ToolParser] | None:
     name: str | None = setting
     if name == "auto":
-        name = "hermes" if "<tool_call>" in source else None
+        name = tool_parsers.detect_parser(source)
     if name is None:
         return None
     if name not in tool_parsers.PARSERS:

@@ -35,6 +35,12 @@ class ReasoningParser(abc.ABC):
     # Text that begins and that ends the thinking.
     start_marker: ClassVar[str]
     end_marker: ClassVar[str]
+    # All texts that end it.
+    thinking_ends: ClassVar[tuple[str, ...]]
+    # Text behind which tool calls may begin when they must come.
+    marker_before_calls: ClassVar[str]
+    # Tool calls may begin within the thinking, and end it.
+    may_call_while_thinking: ClassVar[bool]
     # Everything that the parser looks for, which may be special tokens of the vocabulary.
     markers: ClassVar[tuple[str, ...]]
 

@@ -34,6 +34,9 @@ class GptOssParser(ReasoningParser):
 
     start_marker = _ANALYSIS
     end_marker = f"{_END}{_START}assistant{_FINAL}"
+    thinking_ends = (_END, _START)
+    marker_before_calls = f"{_END}{_START}assistant"
+    may_call_while_thinking = True
     markers = (_START, _CHANNEL, _MESSAGE, *_ENDS, "<|constrain|>")
 
     def __init__(self, prompt: str, *, continued: str = "", hides_markers: bool = False) -> None:

@@ -32,6 +32,9 @@ class TaggedParser(ReasoningParser):
     def __init_subclass__(cls) -> None:
         cls.start_marker = cls.start_markers[0]
         cls.end_marker = cls.end_markers[0]
+        cls.thinking_ends = (*cls.end_markers, *cls.call_markers)
+        cls.marker_before_calls = cls.end_marker
+        cls.may_call_while_thinking = bool(cls.call_markers)
         cls.markers = (*cls.start_markers, *cls.end_markers, *cls.call_markers)
 
     def __init__(self, prompt: str, *, continued: str = "", hides_markers: bool = False) -> None:
@@ -85,7 +88,7 @@ class TaggedParser(ReasoningParser):
         self._at = _At.THINKING if self.thinking is Thinking.OPEN else _At.CONTENT
 
     def _think(self, delta: ReasoningDelta) -> None:
-        ends = (*self.end_markers, *self.call_markers)
+        ends = self.thinking_ends
         hidden = self.start_markers if self.hides_markers else ()
         while (found := find_first(self._pending, (*ends, *hidden))) is not None:
             position, marker = found

@@ -32,8 +32,6 @@ class ThinkingFollower:
         """The only token that may come next; None if any may."""
         if self._at is not _At.THINKING or self._num_tokens < self._budget.max_tokens:
             return None
-        if self._num_forced == len(self._budget.end_token_ids):
-            return None
         return self._budget.end_token_ids[self._num_forced]
 
     def append(self, token_id: int) -> None:
@@ -45,10 +43,12 @@ class ThinkingFollower:
         if self._at is _At.BEGINNING:
             self._begin()
             return
-        if any(end in self._tail for end in self._budget.ends):
-            self._at = _At.ENDED
-        elif is_forced:
+        if is_forced:  # to the last token, whichever of them already ends the thinking
             self._num_forced += 1
+            if self._num_forced == len(self._budget.end_token_ids):
+                self._at = _At.ENDED
+        elif any(end in self._tail for end in self._budget.ends):
+            self._at = _At.ENDED
         else:
             self._num_tokens += 1
         self._tail = self._tail[max(0, len(self._tail) - self._tail_size) :]
