@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.lark_text import LarkBuilder, call_rule, repeated
 from llmserve.tool_parsers.sections import SectionParser
-from llmserve.tool_parsers.source import Malformed, Steps
+from llmserve.tool_parsers.source import Steps
 
 _SECTION = "<｜tool▁calls▁begin｜>"
 _SECTION_END = "<｜tool▁calls▁end｜>"
@@ -32,17 +32,14 @@ class DeepSeekV3Parser(SectionParser):
         source = self.source
         name = (yield from source.until(_SEPARATOR, _CALL_END)).strip()
         yield from source.expect(_SEPARATOR)
-        yield from source.skip_space()
-        is_fenced = not (yield from source.at("{"))
+        is_fenced = name == "function" and not (yield from source.at("{"))
         if is_fenced:
-            if name != "function":
-                raise Malformed
             name = (yield from source.until("\n", _CALL_END)).strip()
             yield from source.skip_space()
             yield from source.expect(_FENCE)
             yield from source.accept("json")
-            yield from source.skip_space()
-        yield from self.read_object(name)
+        self.begin_call(name)
+        yield from self.read_object()
         yield from source.skip_space()
         if is_fenced:
             yield from source.expect(_FENCE)

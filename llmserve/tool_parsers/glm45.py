@@ -24,6 +24,7 @@ _TAGS = ParameterTags(
     after_value="",
     close=_VALUE_END,
     separator="\n",
+    are_newlines_optional=True,
 )
 
 
@@ -71,8 +72,8 @@ class Glm45Parser(ScanningParser):
         builder = LarkBuilder(special_tokens)
         functions = builder.either(
             [
-                quoted(f"{tool.name}\n")
-                + f" {parameters_rule(builder, tool, _TAGS, is_required=is_required)}"
+                f'{quoted(tool.name)} "\\n"? '
+                f"{parameters_rule(builder, tool, _TAGS, is_required=is_required)}"
                 for tool in tools
             ]
         )

@@ -34,8 +34,8 @@ class KimiK2Parser(SectionParser):
             source.pos = start
             raise Malformed
         yield from source.expect(_ARGUMENTS)
-        yield from source.skip_space()
-        yield from self.read_object(name, call_id)
+        self.begin_call(name, call_id)
+        yield from self.read_object()
         yield from source.skip_space()
         yield from source.expect(_CALL_END)
 

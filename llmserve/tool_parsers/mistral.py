@@ -56,12 +56,10 @@ class MistralParser(JsonCallParser):
         call_id = None
         if (yield from source.accept(_CALL_ID)):
             call_id = yield from source.take(_ID)
-        yield from source.accept(_ARGS)
-        yield from source.skip_space()
-        if not (yield from source.at("{")):
+        if not (yield from source.accept(_ARGS)) and not (yield from source.at("{")):
             raise Malformed
         self.begin_call(name, call_id)
-        yield from source.json_value(self.add_arguments)
+        yield from self.read_object()
 
     @classmethod
     def lark(

@@ -44,11 +44,8 @@ class OpenAIHarmonyParser(ScanningParser):
             source.pos = start
             raise Malformed
         yield from source.expect(_MESSAGE)
-        yield from source.skip_space()
-        if not (yield from source.at("{")):
-            raise Malformed
         self.begin_call(recipient[1])
-        yield from source.json_value(self.add_arguments)
+        yield from self.read_object()
         yield from source.skip_space()
         if not (yield from source.accept(*_ENDS)):
             rest = source.text[source.pos :]

@@ -37,11 +37,23 @@ class ParameterTags:
     before_value: str
     after_value: str
     close: str
-    separator: str
+    separator: str  # after a parameter
+    are_newlines_optional: bool = False
 
-    @property
-    def end(self) -> str:
-        return self.after_value + self.close + self.separator
+    def spell(self, builder: LarkBuilder, text: str) -> str:
+        if not self.are_newlines_optional:
+            return builder.literal(text)
+        lines = [builder.literal(line) for line in text.split("\n")]
+        return ' "\\n"? '.join(lines)
+
+    def end(self, builder: LarkBuilder) -> str:
+        """What follows a value that is not a string."""
+        return self.spell(builder, self.after_value + self.close + self.separator)
+
+    def text_up_to_end(self, builder: LarkBuilder, text: str) -> str:
+        """A string, and what follows it."""
+        body = builder.up_to(self.after_value + self.close, text=text)
+        return f"{body} {self.spell(builder, self.separator)}"
 
 
 def parameters_rule(
@@ -62,7 +74,7 @@ def parameters_rule(
     members = []
     for key, schema in properties.items():
         member = builder.rule(
-            f"{builder.literal(tags.open + key + tags.before_value)} "
+            f"{tags.spell(builder, tags.open + key + tags.before_value)} "
             f"{_value(builder, schema, root, tags)}",
             prefix="parameter",
         )
@@ -78,8 +90,8 @@ def embedded(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, An
 
 def _any_parameters(builder: LarkBuilder, tags: ParameterTags) -> str:
     member = builder.rule(
-        f"{builder.literal(tags.open)} {_KEY} {builder.literal(tags.before_value)} "
-        f"{builder.up_to(tags.end)}",
+        f"{builder.literal(tags.open)} {_KEY} {tags.spell(builder, tags.before_value)} "
+        f"{tags.text_up_to_end(builder, _ANY_TEXT)}",
         prefix="parameter",
     )
     return f"{member}*"
@@ -92,8 +104,8 @@ def _value(
     types = types_of(schema, root)
     resolved = resolve(schema, root)
     if types == STRING:
-        return builder.up_to(tags.end, text=_string(resolved))
-    end = builder.literal(tags.end)
+        return tags.text_up_to_end(builder, _string(resolved))
+    end = tags.end(builder)
     if "string" not in types:
         return f"{json_rule(embedded(resolved, root))} {end}"
     alternatives = []
@@ -104,7 +116,7 @@ def _value(
             text = f"({_string(resolve(branch, root))})"
             if likes:
                 text += rf" & ~/\s*({likes})\s*/"
-            alternatives.append(builder.rule(builder.up_to(tags.end, text=text)))
+            alternatives.append(builder.rule(tags.text_up_to_end(builder, text)))
         else:
             alternatives.append(f"{json_rule(embedded(branch, root))} {end}")
     return f"({' | '.join(alternatives)})"

@@ -68,10 +68,10 @@ class PythonicParser(ScanningParser):
         if not key or not (yield from source.accept("=")):
             source.pos = start
             raise Malformed
+        arguments.begin(key)
         value = python_to_json((yield from read_python_value(source)))
         if value is None:
             raise Malformed
-        arguments.begin(key)
         arguments.add_json(value)
 
     @classmethod

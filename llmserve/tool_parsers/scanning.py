@@ -88,6 +88,13 @@ class ScanningParser(ToolParser):
             self._delta.calls.append(CallDelta(index, arguments=text))
         self._end_content()
 
+    def read_object(self) -> Steps[None]:
+        """Reads the last begun call's arguments, which are one object."""
+        yield from self.source.skip_space()
+        if not (yield from self.source.at("{")):
+            raise Malformed
+        yield from self.source.json_value(self.add_arguments)
+
     def commit(self) -> None:
         """The calls begun so far are well-formed, and what was read since is not content."""
         self._delta.calls += self._staged

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 
 from llmserve.tool_parsers.scanning import ScanningParser
-from llmserve.tool_parsers.source import Malformed, Steps
+from llmserve.tool_parsers.source import Steps
 
 
 class SectionParser(ScanningParser):
@@ -19,13 +19,6 @@ class SectionParser(ScanningParser):
     @abc.abstractmethod
     def read_call(self) -> Steps[None]:
         """Reads a call behind its first marker."""
-
-    def read_object(self, name: str, call_id: str | None = None) -> Steps[None]:
-        """Reads the arguments, an object, of a call that begins here."""
-        if not (yield from self.source.at("{")):
-            raise Malformed
-        self.begin_call(name, call_id)
-        yield from self.source.json_value(self.add_arguments)
 
     def read_calls(self, marker: str) -> Steps[None]:
         source = self.source
