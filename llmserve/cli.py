@@ -25,6 +25,8 @@ from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
 
 _ENV_PREFIX = "LLMSERVE_"
+# Read before or below the command line (env.py, setup.py).
+_OTHER_VARIABLES = {"LLMSERVE_NO_EXT", "LLMSERVE_REQUIRE_EXT", "LLMSERVE_CACHE_DIR"}
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE_FIELDS = ("kv_cache_memory_bytes", "max_request_bytes", "response_store_bytes")
 
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until it is told to stop; returns the process's exit code."""
     try:
         config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
+        for variable in unknown_variables(os.environ):
+            print(f"llmserve: the environment variable {variable} has no effect", file=sys.stderr)
         # Late: torch takes a second to import, which --help and a bad flag need not wait for.
         from llmserve.server import run
 
@@ -192,6 +196,14 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if variable in environ:
             values[name] = _convert(setting, environ[variable], variable)
     return values
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables with our prefix that name no setting. No error: Kubernetes sets such ones in the
+    pods beside a service called llmserve."""
+    settings = {_ENV_PREFIX + name.upper() for name in _all_settings()}
+    known = settings | _OTHER_VARIABLES
+    return sorted(name for name in environ if name.startswith(_ENV_PREFIX) and name not in known)
 
 
 def _read_config_file(path: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class ApiContext:
     grammars: GrammarCompiler
     gate: WorkGate
     long_texts: ChunkedEncoder
-    body_timeout_s: float = 60.0  # what a client gets to send its body
+    body_timeout_s: float = 60.0  # what a client gets to send a head, and then a body
 
     def draw_seed(self) -> int:
         """A new non-negative 63-bit seed."""

@@ -1,17 +1,20 @@
 """The aiohttp runner that production and tests use: it answers broken HTTP in our error shape.
 
-aiohttp answers requests that it cannot parse below the application, as plain text. The three
-classes here exist to replace that one method.
+aiohttp answers requests that it cannot parse below the application, as plain text, and waits for
+ever for the rest of a request's head. The three classes here exist to change these two things.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import Any
 from uuid import uuid4
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from llmserve.api.context import CONTEXT
 from llmserve.api.error_body import describe_bug, error_object, error_response
 
 logger = logging.getLogger(__name__)
@@ -22,7 +25,37 @@ _SHUTDOWN_TIMEOUT_S = 5.0
 class _RequestHandler(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ()
+    __slots__ = ("_head_timeout_s", "_head_timer")
+
+    def __init__(self, manager: web.Server, head_timeout_s: float, **kwargs: Any) -> None:
+        """head_timeout_s: what a client gets to send the head of a request, from its first byte
+        or from the connection on."""
+        super().__init__(manager, **kwargs)
+        self._head_timeout_s = head_timeout_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._current_request is not None or self._messages:
+            self._forget_timer()
+        elif self._head_timer is None:
+            self._await_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self._loop.call_later(self._head_timeout_s, self.force_close)
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def handle_error(
         self,
@@ -49,8 +82,12 @@ class _RequestHandler(web.RequestHandler):
 
 
 class _Server(web.Server):
+    def __init__(self, *args: Any, head_timeout_s: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_timeout_s = head_timeout_s
+
     def __call__(self) -> web.RequestHandler:
-        return _RequestHandler(self, loop=self._loop, **self._kwargs)
+        return _RequestHandler(self, self._head_timeout_s, loop=self._loop, **self._kwargs)
 
 
 class ApiRunner(web.AppRunner):
@@ -73,5 +110,6 @@ class ApiRunner(web.AppRunner):
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             loop=server._loop,
+            head_timeout_s=self.app[CONTEXT].body_timeout_s,
             **server._kwargs,
         )

@@ -43,7 +43,7 @@ async def raw(served: Served, data: bytes) -> tuple[int, dict[str, str], bytes]:
         ("POST", "/v1/nope", 404),
         ("POST", "/v1/embeddings", 404),
         ("POST", "/pooling", 404),
-        ("POST", "/v1/responses", 404),
+        ("POST", "/v1/unknown", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),
         ("PUT", "/health", 405),
@@ -215,6 +215,21 @@ async def test_half_sent_bodies_block_nobody(served: Served) -> None:
     assert answer.status == 200
     for writer in writers:
         writer.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_connection_ends_when_the_head_of_a_request_does_not_come(before: bytes) -> None:
+    async with serving(body_timeout_s=0.2) as served:
+        reader, writer = await asyncio.open_connection(*served.host_port)
+        writer.write(before)
+        if before:
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: ")
+
+        rest = await asyncio.wait_for(reader.read(), 5)
+
+    assert rest in (b"", b'{"status":"ok"}')
+    writer.close()
 
 
 async def test_body_that_never_comes_is_a_408() -> None:

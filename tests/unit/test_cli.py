@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmserve.cli import main, parse_config
+from llmserve.cli import main, parse_config, unknown_variables
 from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
 
@@ -118,6 +118,12 @@ def test_bad_config_file_names_the_problem(tmp_path: Path, content: str, words: 
 
     with pytest.raises(StartupError, match=words):
         parse("--config", str(file))
+
+
+def test_unknown_environment_variables_are_found() -> None:
+    environ = {"LLMSERVE_PORT": "1", "LLMSERVE_NO_EXT": "1", "LLMSERVE_MAX_SEQS": "1", "HOME": "/"}
+
+    assert unknown_variables(environ) == ["LLMSERVE_MAX_SEQS"]
 
 
 def test_bad_environment_variable_is_named() -> None:
