@@ -18,6 +18,8 @@ _R = TypeVar("_R")
 # Work on inputs up to this size takes less than about 5 ms and runs on the event loop, which
 # costs less than a thread switch; work on larger ones runs in a thread.
 INLINE_BYTES = 8192
+# What aiohttp decodes; it passes other ones on as they are.
+_CONTENT_ENCODINGS = ("identity", "gzip", "deflate")
 # Of a request; more than four times as many as are known.
 MAX_FIELDS = 500
 
@@ -29,6 +31,13 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestError(
             f"the content type is {request.headers.get('Content-Type', '')[:100]!r}; "
             "it must be application/json",
+            status=415,
+        )
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding not in _CONTENT_ENCODINGS:
+        raise RequestError(
+            f"the content encoding is {encoding[:100]!r}; "
+            f"it must be one of {', '.join(_CONTENT_ENCODINGS)}",
             status=415,
         )
     limit = request.client_max_size

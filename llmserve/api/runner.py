@@ -49,6 +49,11 @@ class _RequestHandler(web.RequestHandler):
         self._forget_timer()
         super().connection_lost(exc)
 
+    def log_exception(self, *args: Any, **kwargs: Any) -> None:
+        """A body that cannot be read has had its 400, and is met again when its rest is skipped."""
+        if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
+            super().log_exception(*args, **kwargs)
+
     def _await_head(self) -> None:
         self._head_timer = self._loop.call_later(self._head_timeout_s, self.force_close)
 

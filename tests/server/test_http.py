@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -343,3 +344,34 @@ async def test_without_allowed_origins_there_is_no_cors(served: Served) -> None:
 
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
     assert preflight.status == 405
+
+
+async def test_compressed_bodies_are_read(served: Served) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    body = gzip.compress(json.dumps(COMPLETION).encode())
+
+    answer = await served.request("POST", COMPLETIONS, data=body, headers=headers)
+
+    assert answer.status == 200
+
+
+async def test_body_that_is_not_compressed_as_announced_is_a_400_and_no_alarm(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+
+    answer = await served.request("POST", COMPLETIONS, data=b"{}", headers=headers)
+    await served.get("/health")
+
+    assert answer.status == 400
+    assert "gzip" in answer.error["message"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_unknown_content_encoding_is_a_415(served: Served) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "rot13"}
+
+    answer = await served.request("POST", COMPLETIONS, data=b"{}", headers=headers)
+
+    assert answer.status == 415
+    assert "rot13" in answer.error["message"]
