@@ -15,7 +15,6 @@ from functools import cached_property
 
 from llmserve.tokenizer.tokenizer import Tokenizer
 
-CHUNK_CHARS = 1 << 16
 _WINDOW = 1 << 12  # characters that are searched at once
 _AROUND = 64  # characters on either side of a cut that is tried
 
@@ -31,6 +30,8 @@ class ChunkedEncoder:
     """May be used on several threads at once. The first use goes through the whole vocabulary,
     which takes tenths of a second.
     """
+
+    chunk_chars = 1 << 16  # least characters of a piece; the vocabulary may ask for more
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -58,11 +59,12 @@ class ChunkedEncoder:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _chunks(self, text: str) -> Iterator[str]:
-        begin = 0
-        while begin < len(text):
-            end = self._next_cut(text, begin + CHUNK_CHARS)
+        """At least one piece, which may be empty."""
+        begin, end = 0, self._next_cut(text, self.chunk_chars)
+        yield text[:end]
+        while end < len(text):
+            begin, end = end, self._next_cut(text, end + self.chunk_chars)
             yield text[begin:end]
-            begin = end
 
     def _next_cut(self, text: str, position: int) -> int:
         """The first place at or after `position` where the text can be cut; else its end."""
