@@ -46,7 +46,9 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     body = await read_body(request)
     prepared = await run_preparation(
-        context, len(body), lambda context: prepare_message(body, context, request[REQUEST_ID])
+        context,
+        len(body),
+        lambda context: prepare_message(body, context, request[REQUEST_ID]),
     )
     headers = prepared.chat.headers
     run = ChatRun(prepared.chat, context)

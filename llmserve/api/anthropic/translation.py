@@ -19,6 +19,8 @@ _NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "include_reasoning": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
 }
@@ -54,6 +56,8 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
     if request.stop_sequences:
         fields["stop"] = request.stop_sequences
     fields |= _thinking_fields(request)
+    if context.formats.reasoning is None and fields.pop("thinking_token_budget", None) is not None:
+        ignored.append("thinking.budget_tokens")
     format = request.output_config.get("format")
     if format is not None:
         schema = {"name": "output", "schema": format["schema"]}

@@ -77,12 +77,8 @@ async def _prepare(request: web.Request) -> PreparedResponse:
             parsed, history, context, request[REQUEST_ID], is_store_enabled=store.is_enabled
         )
 
-    return await run_preparation(context, _prompt_size(len(body), history), work)
-
-
-def _prompt_size(num_bytes: int, history: list[bytes]) -> int:
-    """Bytes of what becomes the prompt."""
-    return num_bytes + sum(map(len, history))
+    size = len(body) + sum(map(len, history))
+    return await run_preparation(context, size, work)
 
 
 async def input_tokens(request: web.Request) -> web.Response:
@@ -93,7 +89,7 @@ async def input_tokens(request: web.Request) -> web.Response:
     history = store.history(asked.previous_response_id)
     count = await run_preparation(
         context,
-        _prompt_size(len(body), history),
+        len(body) + sum(map(len, history)),
         lambda context: count_input_tokens(asked, history, context),
     )
     return json_response({"object": "response.input_tokens", "input_tokens": count})
