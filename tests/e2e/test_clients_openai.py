@@ -80,6 +80,7 @@ def test_stream_helper_parses_text_and_calls(api: openai.OpenAI, model: str) -> 
         temperature=0,
         tools=[TOOL],
         tool_choice="required",
+        parallel_tool_calls=False,
     ) as stream:
         kinds = [event.type for event in stream]
         choice = stream.get_final_completion().choices[0]
@@ -144,7 +145,9 @@ def test_responses_parse_and_stream_into_a_pydantic_model(api: openai.OpenAI, mo
 def test_responses_call_a_tool_and_go_on(api: openai.OpenAI, model: str) -> None:
     tool: Any = {"type": "function", "name": "set_lamp", "parameters": PARAMETERS, "strict": True}
     ask: Any = {"model": model, "tools": [tool], "temperature": 0, "max_output_tokens": 200}
-    first = api.responses.create(input="Light!", tool_choice="required", **ask)
+    first = api.responses.create(
+        input="Light!", tool_choice="required", parallel_tool_calls=False, **ask
+    )
     call = first.output[0]
     assert isinstance(call, ResponseFunctionToolCall)
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}

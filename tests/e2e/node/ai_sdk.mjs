@@ -31,7 +31,8 @@ const tools = {
     execute: async ({ level }) => `the lamp is at ${level}`,
   }),
 };
-const callAsk = { ...ask, tools, toolChoice: 'required', maxOutputTokens: 200 };
+const toolChoice = { type: 'tool', toolName: 'set_lamp' };
+const callAsk = { ...ask, tools, toolChoice, maxOutputTokens: 200 };
 const called = await generateText(callAsk);
 const streamedCall = streamText(callAsk);
 const parts = [];

@@ -44,6 +44,7 @@ const called = client.chat.completions.stream({
   max_tokens: 200,
   tools,
   tool_choice: 'required',
+  parallel_tool_calls: false,
 });
 const call = (await called.finalChatCompletion()).choices[0].message.tool_calls[0].function;
 
