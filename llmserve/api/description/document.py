@@ -155,16 +155,25 @@ def _success(description: RouteDescription, refs: Refs) -> Schema:
         content = {"application/json": {"schema": refs[description.answer]}}
     success: Schema = {"description": "The answer", "headers": dict(_REQUEST_ID)}
     if description.chunk is not None:
-        chunk = refs[description.chunk]["$ref"].rpartition("/")[2]
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": f"with stream: events whose data is a {chunk} as JSON",
-            }
-        }
+        content["text/event-stream"] = {"schema": _event(refs[description.chunk])}
         success["headers"] |= _IGNORED
     success["content"] = content
     return success
+
+
+def _event(chunk: Schema) -> Schema:
+    """An event of a stream, in the form in which OpenAPI 3.2 describes server-sent events."""
+    data = {
+        "type": "string",
+        "description": "with stream: one such object per event; [DONE] ends OpenAI's streams",
+        "contentMediaType": "application/json",
+        "contentSchema": chunk,
+    }
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+    }
 
 
 def _errors(
