@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llmserve.api.call_repeats import CallHistory
 from llmserve.api.logprobs import TokenNames, chat_logprobs
 from llmserve.api.output_plan import OutputPlan
 from llmserve.api.schemas import ChatRequest
@@ -33,6 +34,7 @@ class ChatChoice:
         self._content: list[str] = []
         self._calls: list[CallDelta] = []
         self._has_calls = False
+        self._history = CallHistory() if plan.choice.is_forced else None
         self._logprobs: list[dict[str, Any]] = []
         self._token_ids: list[int] = []
         self.finish_reason: str | None = None
@@ -119,9 +121,12 @@ class ChatChoice:
         parts = [self._tool_parser.feed(text)]
         if is_last:
             parts.append(self._tool_parser.flush())
-        for part in parts:
-            self._content.append(part.content)
-            self._calls += [c for c in part.calls if c.index == 0 or self._plan.is_parallel]
+        calls = [call for part in parts for call in part.calls]
+        if self._history is None:
+            self._content += [part.content for part in parts]
+        else:  # what is not a call is the beginning of one that was cut off
+            calls = self._history.add(calls) + (self._history.release() if is_last else [])
+        self._calls += [call for call in calls if call.index == 0 or self._plan.is_parallel]
         self._has_calls = self._has_calls or bool(self._calls)
 
     def _with_details(self, choice: dict[str, Any], *, is_last: bool) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from llmserve.api.defaults import SamplingDefaults
+from llmserve.api.defaults import SamplingDefaults, eos_token_ids
 from llmserve.api.output_formats import OutputFormats
 from llmserve.api.work_gate import WorkGate
 from llmserve.config import FrontendConfig
@@ -45,11 +45,16 @@ class ApiContext:
     defaults: SamplingDefaults
     formats: OutputFormats
     seeds: random.Random  # of requests without a seed
-    longest_token: int  # bytes
+    longest_token: Callable[[], int]  # bytes; the first call looks at the whole vocabulary
     grammars: GrammarCompiler
     gate: WorkGate
     long_texts: ChunkedEncoder
     body_timeout_s: float = 60.0  # what a client gets to send a head, and then a body
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text."""
+        return eos_token_ids(tuple(self.tokenizer.eos_token_ids), self.model.generation_config)
 
     def draw_seed(self) -> int:
         """A new non-negative 63-bit seed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from llmserve.api.call_repeats import UnrepeatingGrammar
 from llmserve.api.context import ApiContext
 from llmserve.api.output_plan import OutputPlan
 from llmserve.api.schemas import ChatRequest
@@ -41,7 +42,12 @@ def output_grammar(request: ChatRequest, plan: OutputPlan, context: ApiContext) 
         )
         if plan.reasoning is not None and not plan.reasoning.may_call_while_thinking:
             spec = _behind_thinking(spec, plan)
-    return None if spec is None else compile_grammar(context, spec, param=param)
+    if spec is None:
+        return None
+    grammar = compile_grammar(context, spec, param=param)
+    if plan.choice.is_forced and plan.is_parallel:
+        return UnrepeatingGrammar(grammar, plan, context.eos_token_ids)
+    return grammar
 
 
 def thinking_budget(

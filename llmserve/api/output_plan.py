@@ -44,7 +44,7 @@ class OutputPlan:
         """None where the engine's text is what the parsers read, and no token is counted."""
         if self.reasoning is None and not self.marker_ids:
             return None
-        return VisibleText(self.tokenizer, self._is_hidden)
+        return VisibleText(self.tokenizer, self.is_hidden)
 
     def reasoning_parser(self) -> ReasoningParser | None:
         if self.reasoning is None:
@@ -58,7 +58,8 @@ class OutputPlan:
             return None
         return self.tools(list(self.choice.tools), is_constrained=self.is_constrained)
 
-    def _is_hidden(self, token_id: int) -> bool:
+    def is_hidden(self, token_id: int) -> bool:
+        """Whether the token is neither text nor marker."""
         if not self.skips_special_tokens or not self.marker_ids:
             return False
         return token_id not in self.marker_ids and self.tokenizer.is_special(token_id)
