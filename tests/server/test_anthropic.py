@@ -189,6 +189,39 @@ async def test_tool_use_and_its_result_make_the_round_trip() -> None:
     assert second.content[0].text.startswith("I look. ")  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("thinking", "kinds", "kwarg"),
+    [
+        (None, ["thinking", "text"], None),
+        ({"type": "enabled", "budget_tokens": 50}, ["thinking", "text"], "on"),
+        ({"type": "adaptive", "display": "omitted"}, ["text"], "on"),
+        ({"type": "disabled"}, ["text"], "off"),
+    ],
+    ids=["default", "enabled", "omitted", "disabled"],
+)
+async def test_thinking_is_shown_as_asked_and_told_to_the_template(
+    thinking: Any, kinds: list[str], kwarg: str | None
+) -> None:
+    template = (
+        "{{ messages[-1].content }}{% if enable_thinking is defined %}"
+        "{{ 'on' if enable_thinking else 'off' }}{% endif %}"
+    )
+    async with serving(reasoning_parser="deepseek_r1", trust_request_chat_template=True) as served:
+        text = f"hm</think>yes{END}"
+        body = await create(served, text, thinking=thinking, chat_template=template)
+
+    assert [block["type"] for block in body["content"]] == kinds
+    assert body["content"][-1]["text"] == "yes"
+    assert body["usage"]["input_tokens"] == 1 + len(text) + len(kwarg or "")
+
+
+async def test_thinking_budget_without_a_reasoning_parser_is_listed(served: Served) -> None:
+    answer = await send(served, thinking={"type": "enabled", "budget_tokens": 50})
+
+    assert answer.status == 200
+    assert answer.headers["X-Ignored-Params"] == "thinking.budget_tokens"
+
+
 def test_blocks_become_the_chat_messages_they_stand_for() -> None:
     messages = check_messages(
         [

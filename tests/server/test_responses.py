@@ -208,6 +208,20 @@ async def test_calls_are_items_and_their_results_come_back() -> None:
     assert second["output"][0]["content"][0]["text"].startswith("I look. ")
 
 
+async def test_reasoning_is_an_item_of_its_own_and_is_counted() -> None:
+    async with serving(reasoning_parser="deepseek_r1") as served:
+        body = await create(served, f"hm</think>yes{END}")
+        events = await events_of(served, f"hm</think>yes{END}")
+
+    reasoning, message = body["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"][0]["text"] == "yes"
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert without_ids(events[-1]["response"]) == without_ids(body)
+    deltas = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
+    assert deltas == ["h", "m"]
+
+
 async def test_clients_stream_helper_follows_text_and_calls() -> None:
     async with (
         serving(**PARSING) as served,
