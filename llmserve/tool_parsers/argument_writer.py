@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.schema_types import STRING, properties_of, types_of, value_to_json
-from llmserve.tool_parsers.source import Source, Steps
+from llmserve.tool_parsers.source import Malformed, Source, Steps
 
 
 class ArgumentWriter:
@@ -42,7 +42,7 @@ class ArgumentWriter:
             yield from source.until(end, sink=self._add_framed if is_framed else self._add_text)
             self._sink('"')
         else:
-            text = yield from source.until(end)
+            text = yield from _read_json_or_text(source, end)
             self._sink(value_to_json(text.removesuffix("\n") if is_framed else text, types))
         yield from source.expect(end)
 
@@ -57,3 +57,19 @@ class ArgumentWriter:
         text = self._held_newline + text
         self._held_newline = "\n" if text.endswith("\n") else ""
         self._add_text(text.removesuffix("\n"))
+
+
+def _read_json_or_text(source: Source, end: str) -> Steps[str]:
+    """Reads up to the end: the first one, unless it is inside of JSON."""
+    start = source.pos
+    try:
+        yield from source.skip_space()
+        yield from source.json_value()
+        yield from source.skip_space()
+        is_json = bool((yield from source.at(end)))
+    except Malformed:
+        is_json = False
+    if not is_json:
+        source.pos = start
+        yield from source.until(end)
+    return source.text[start : source.pos]

@@ -124,7 +124,7 @@ class _PythonValues:
         required = schema.get("required", [])
         declared = properties_of(schema)
         members = [
-            (f"{quoted(json.dumps(key) + ': ')} {self.value(value)}", key in required)
+            (f"{_choice([key])} {quoted(': ')} {self.value(value)}", key in required)
             for key, value in {**{key: {} for key in required}, **declared}.items()
         ]
         return f'"{{" {separated(self._builder, members)} "}}"'
