@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 from aiohttp import web
@@ -60,7 +61,7 @@ def make_app(
         defaults=SamplingDefaults.from_generation_config(model.generation_config),
         formats=OutputFormats(config, tokenizer, chat_template.sources),
         seeds=random.SystemRandom() if seed is None else random.Random(seed),
-        longest_token=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
+        longest_token=functools.cache(lambda: _longest_token(tokenizer)),
         grammars=GrammarCompiler(
             tokenizer,
             model.vocab_size,
@@ -96,6 +97,10 @@ def make_app(
     if not config.disable_fastapi_docs:
         add_description_routes(app)
     return app
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
 
 
 async def _close_gate(app: web.Application) -> None:

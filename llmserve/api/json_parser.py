@@ -33,12 +33,10 @@ def parse_json(body: bytes) -> Any:
     if body.count(b",") > _FAST_CONTAINERS or _count_openings(body) > _FAST_CONTAINERS:
         outside = _outside_strings(body)
         num_values, num_containers = outside.count(b","), _count_openings(outside)
-        if num_values > MAX_VALUES or num_containers > MAX_CONTAINERS:
-            raise RequestError(
-                f"the request body has more than {MAX_VALUES} values or "
-                f"{MAX_CONTAINERS} objects and lists",
-                status=413,
-            )
+        if num_containers > MAX_CONTAINERS:
+            raise RequestError(f"the request body has more than {MAX_CONTAINERS} objects and lists")
+        if num_values > MAX_VALUES:
+            raise RequestError(f"the request body has more than {MAX_VALUES} values", status=413)
         if num_values > _FAST_VALUES or num_containers > _FAST_CONTAINERS:
             return _parse_yielding(body)
     try:

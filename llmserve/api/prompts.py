@@ -100,7 +100,7 @@ def refuse_overlong(text: str, context: ApiContext) -> None:
     if len(text) <= _ALWAYS_TOKENIZED:
         return
     max_model_len = context.engine.max_model_len
-    at_least = len(text) // context.longest_token
+    at_least = len(text) // context.longest_token()
     if at_least >= max_model_len:
         raise ContextLengthError(
             f"this model's maximum context length is {max_model_len} tokens, but the prompt has "
