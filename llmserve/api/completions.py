@@ -7,13 +7,13 @@ import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from llmserve.api.body import parse_object, read_body, run_sized
 from llmserve.api.context import CONTEXT, ApiContext
 from llmserve.api.fields import refuse, validate
 from llmserve.api.infilling import infill_prompt, infill_tokens
-from llmserve.api.json_response import json_response
 from llmserve.api.logprobs import CompletionLogprobs, prompt_logprobs, prompt_token_texts
 from llmserve.api.middleware import REQUEST_ID
 from llmserve.api.preparation import Prepared, make_generations, note_ignored, token_names
@@ -63,7 +63,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
                 collected[position].append(delta)
         size = _answer_size(prepared, collected)
         answer = await run_sized(size, _make_answer, prepared, collected, context)
-        return json_response(answer, headers=prepared.headers)
+        return web.Response(body=answer, content_type="application/json", headers=prepared.headers)
     finally:
         streams.abort()
 
@@ -230,10 +230,13 @@ class _Choice:
 
 def _make_answer(
     prepared: _Prepared, collected: list[list[OutputDelta]], context: ApiContext
-) -> dict[str, Any]:
-    """The answer to an unstreamed request."""
+) -> bytes:
+    """The answer to an unstreamed request, as JSON.
+
+    Each choice is encoded by itself: the encoder stops all threads while it works.
+    """
     request, usage = prepared.request, prepared.usage_counter()
-    choices = []
+    choices: list[bytes] = []
     for position, (prompt, deltas) in enumerate(zip(prepared.prompts, collected, strict=True)):
         rows = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None)
         for delta in deltas:
@@ -246,18 +249,17 @@ def _make_answer(
                 choice.add(delta)
             if request.max_tokens == 0:
                 choice.finish_without_output()
-            choices.append(choice.take())
+            taken = choice.take()
             if request.prompt_logprobs is not None:
-                choices[-1]["prompt_logprobs"] = prompt_logprobs(
+                taken["prompt_logprobs"] = prompt_logprobs(
                     rows or [], prepared.names, limit=request.prompt_logprobs
                 )
+            choices.append(orjson.dumps(taken))
     if request.max_tokens == 0:
         usage.clear_output()
-    return {
-        **prepared.envelope("text_completion"),
-        "choices": choices,
-        "usage": usage.as_json(),
-    }
+    start = orjson.dumps(prepared.envelope("text_completion"))[:-1]
+    end = orjson.dumps(usage.as_json())
+    return b"".join([start, b',"choices":[', b",".join(choices), b'],"usage":', end, b"}"])
 
 
 def _select(deltas: list[OutputDelta], request: CompletionRequest) -> list[list[OutputDelta]]:

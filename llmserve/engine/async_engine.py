@@ -23,6 +23,10 @@ from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingE
 
 logger = logging.getLogger(__name__)
 
+# Beam searches that run at once. More would take each other's blocks of the prefix cache away,
+# on which their speed rests.
+_MAX_BEAM_SEARCHES = 16
+
 
 class EngineState(enum.Enum):
     STARTING = "starting"
@@ -101,6 +105,7 @@ class AsyncEngine:
         self._new: list[tuple[GenerationRequest, RequestStream, float]] = []
         self._aborted: list[str] = []
         self._beam_searches: dict[str, asyncio.Task[None]] = {}  # by request id
+        self._beam_slots = asyncio.Semaphore(_MAX_BEAM_SEARCHES)
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -170,7 +175,9 @@ class AsyncEngine:
     ) -> None:
         """A search that began goes on while the engine drains: its steps are not new requests."""
         try:
-            for delta in await search_beams(request, beam, self._queue, self._engine.tokenizer):
+            async with self._beam_slots:
+                deltas = await search_beams(request, beam, self._queue, self._engine.tokenizer)
+            for delta in deltas:
                 stream.put(delta)
             stream.close()
         except EngineError as error:
