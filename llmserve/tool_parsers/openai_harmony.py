@@ -34,7 +34,7 @@ class OpenAIHarmonyParser(ScanningParser):
         source = self.source
         header = ""
         if marker == _START:
-            header = yield from source.until(_CHANNEL, _MESSAGE, _START)
+            header = (yield from source.until(_CHANNEL, _MESSAGE, _START)) + " "
             if not (yield from source.accept(_CHANNEL)):
                 raise Malformed
         start = source.pos

@@ -135,12 +135,12 @@ def test_truncated_text_is_never_lost(name: str, case: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_truncated_text_does_not_depend_on_cuts(name: str) -> None:
     text = FORMATS[name].write(CALLS["parallel"])
-    for size in range(0, len(text), 7):
+    for size in range(0, len(text), 13):
         assert_same_wherever_cut(name, text[:size])
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", range(0, 60, 3))
+@pytest.mark.parametrize("size", range(0, 60, 6))
 def test_text_with_a_part_missing_is_not_lost(name: str, size: int) -> None:
     """Whatever is not a call is content, in order."""
     text = FORMATS[name].write(CALLS["nested"])
