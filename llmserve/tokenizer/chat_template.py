@@ -26,7 +26,8 @@ _RESERVED = frozenset(
 # Marks the end of a message that is to be continued; the space shows whether the template trims.
 _END_MARK = "\ue000llmserve end of message\ue000"
 _MAX_MESSAGE_CHARS = 2000  # of a template's own error message
-_MAX_SOURCE_CHARS = 1 << 16  # of a request's template: compiling takes a second for so many
+_MAX_SOURCE_CHARS = 1 << 16  # of a request's template
+_MAX_CODE_CHARS = 1 << 18  # that it becomes; 10 times what the longest known templates do
 _NUM_KEPT = 8  # templates of requests that stay compiled
 
 
@@ -52,19 +53,24 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         content_format: str = "auto",
         variables: Mapping[str, Any] | None = None,
+        *,
+        max_code_chars: int | None = None,
     ) -> None:
         """`sources` None: the model has no template, and every rendering is refused.
 
         `special_tokens` are variables of the template ("bos_token"), and so are `variables`,
-        which a rendering may override. `content_format` is "auto", "string" or "openai". Raises
-        ValueError if a source is not a template.
+        which a rendering may override. `content_format` is "auto", "string" or "openai".
+        `max_code_chars` bounds what may be compiled. Raises ValueError if a source is not a
+        template.
         """
         self.sources = {"default": sources} if isinstance(sources, str) else dict(sources or {})
         self._special_tokens = dict(special_tokens or {})
         self._content_format = content_format
         self._variables = dict(variables or {})
         _refuse_reserved(self._variables)
-        self._templates = {name: self._compile(source) for name, source in self.sources.items()}
+        self._templates = {
+            name: self._compile(source, max_code_chars) for name, source in self.sources.items()
+        }
         self._max_seconds: float | None = None
         self._make = functools.lru_cache(_NUM_KEPT)(self._make_other)
 
@@ -125,11 +131,17 @@ class ChatTemplate:
         return _cut_at_mark(text, last_text) if continue_final_message else text
 
     def _make_other(self, source: str) -> ChatTemplate:
-        return ChatTemplate(source, self._special_tokens, self._content_format, self._variables)
+        return ChatTemplate(
+            source,
+            self._special_tokens,
+            self._content_format,
+            self._variables,
+            max_code_chars=_MAX_CODE_CHARS,
+        )
 
-    def _compile(self, source: str) -> _Template:
+    def _compile(self, source: str, max_code_chars: int | None) -> _Template:
         try:
-            compiled = CompiledTemplate(source)
+            compiled = CompiledTemplate(source, max_code_chars)
             traits = find_traits(compiled, self._special_tokens, self._content_format)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(

@@ -67,8 +67,9 @@ class OperationChecks:
         for value, count in ((left, right), (right, left)):
             if isinstance(value, str | bytes | list | tuple) and isinstance(count, int):
                 count = max(0, count)
-                self._budget.check_size(self._budget.measure(value) * count)
-                self._budget.charge(shallow_size(value) * count)
+                if isinstance(value, list | tuple):
+                    self._budget.check_size(self._budget.measure(value) * count)
+                self._budget.charge((sys.getsizeof(value) - sys.getsizeof(type(value)())) * count)
                 return
         self._number(_bits(left) + _bits(right))
 

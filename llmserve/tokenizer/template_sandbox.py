@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -51,9 +52,13 @@ _TICK = "tick"
 class CompiledTemplate:
     """A template that renders within the limits; may render on several threads at once."""
 
-    def __init__(self, source: str) -> None:
-        """Raises jinja2.TemplateError (as TemplateSyntaxError) if it is not a template."""
-        self._environment = _Environment()
+    def __init__(self, source: str, max_code_chars: int | None = None) -> None:
+        """Raises jinja2.TemplateError (as TemplateSyntaxError) if it is not a template.
+
+        `max_code_chars` bounds the Python code that it becomes, during whose compilation no other
+        thread runs: about 0.1 s for 256 Ki.
+        """
+        self._environment = _Environment(max_code_chars)
         self._environment.budget.start()
         try:
             self.tree: nodes.Template = self._environment.parse(source)
@@ -84,13 +89,14 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self) -> None:
+    def __init__(self, max_code_chars: int | None) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, loopcontrols],
             finalize=self._finalize,
         )
+        self._max_code_chars = max_code_chars
         self.budget = Budget()
         self._checks = OperationChecks(self.budget)
         del self.globals["lipsum"]
@@ -121,6 +127,11 @@ class _Environment(ImmutableSandboxedEnvironment):
             loop.iter = _filtered(loop.iter, _LOOP)
         _instrument(tree)
         return tree
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        if self._max_code_chars is not None and len(source) > self._max_code_chars:
+            raise jinja2.TemplateError("the template has too many statements")
+        return super()._compile(source, filename)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.budget.charge(NODE_BYTES)

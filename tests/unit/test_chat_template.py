@@ -419,6 +419,102 @@ def test_a_template_that_fails_is_the_requests_error(source: str) -> None:
         ChatTemplate(source).render([USER])
 
 
+def test_the_server_gives_variables_that_a_request_overrides() -> None:
+    template = ChatTemplate("{{ a }}{{ b }}{{ bos_token }}", TOKENS, variables={"a": 1, "b": 2})
+
+    assert template.render([USER]) == "12<s>"
+    assert template.render([USER], b=3) == "13<s>"
+    assert template.with_source("{{ b }}{{ a }}").render([USER]) == "21"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"a"', "{'a': 1}"])
+def test_variables_that_are_no_json_object_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--chat-template-kwargs is .*must be a JSON object"):
+        FrontendConfig(chat_template_kwargs=text)
+
+
+def test_variables_of_the_server_must_not_take_the_place_of_fields(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--chat-template-kwargs must not hold 'messages'"):
+        rendered(make_files(tmp_path), chat_template="x{{", chat_template_kwargs='{"messages": 1}')
+
+
+def test_names_of_a_namespace_do_not_begin_with_an_underscore() -> None:
+    for source in (
+        "{% set ns = namespace(_a=1) %}",
+        "{% set ns = namespace() %}{% set ns._a = 1 %}",
+    ):
+        with pytest.raises(RequestError, match="underscore"):
+            ChatTemplate(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ dict(a=1, **{'b': 2}) }}{{ dict([('c', 3)]) }}{{ dict({'d': 4}, e=5) }}",
+        "{{ dict.fromkeys(['a', 'b'], 0) }}",
+        "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}"
+        "{{ ns.b }}",
+        "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x is defined }}",
+        "{{ [1, 2.5, none, 'ü'] | tojson }}{{ {'b': 1, 'a': [2]} | tojson(indent=2) }}"
+        "{{ {'b': 'ü'} | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
+        "{{ 'a-b'.split('-') }}{{ 'abc'.replace('b', 'x') }}{{ ' a '.strip() }}{{ 'a' * 3 }}",
+        "{{ ['b', 'a'] | sort }}{{ [3, 1] | max }}{{ [1, 2] | sum }}{{ 'ab' | list }}",
+        "{{ '%s %d' % ('a', 1) }}{{ '{} {a}'.format(1, a=2) }}{{ '%s' | format('x') }}",
+        "{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 1 / 4 }}{{ [1] + [2] }}{{ (1, 2) == (1, 2) }}",
+        "{{ 'a\\nb' | indent(2) }}{{ '<b>' | e }}{{ 'a b' | title }}{{ '10' | int + 1 }}",
+        "{{ messages | map(attribute='role') | join(',') }}{{ messages | length }}",
+        "{% for g in messages | groupby('role') %}{{ g.grouper }}{{ g.list | length }}{% endfor %}",
+    ],
+)
+def test_what_templates_are_made_of_works_as_in_transformers(source: str) -> None:
+    messages = [USER, REPLY, USER]
+
+    assert ChatTemplate(source).render(messages) == theirs(
+        source, messages, add_generation_prompt=True
+    )
+
+
+def test_a_message_without_text_is_not_continued() -> None:
+    with pytest.raises(RequestError, match="no text to continue"):
+        ChatTemplate(CHATML, TOKENS).render(
+            [USER, call({})], add_generation_prompt=False, continue_final_message=True
+        )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__ }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ '{0.__class__}'.format('') }}",
+        "{{ [''] | map(attribute='__class__') | list }}",
+        "{{ ''['__class__'] }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ namespace.__init__ }}",
+        "{{ dict.__call__ }}",
+        "{{ dict._checks }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import '/etc/passwd' as x %}",
+        "{% extends '/etc/passwd' %}",
+        "{% set _ = messages.clear() %}",
+    ],
+)
+def test_a_template_reaches_nothing_but_its_variables(source: str) -> None:
+    messages = [dict(USER)]
+    try:
+        text = ChatTemplate(source).render(messages)
+    except (RequestError, ValueError):
+        text = ""
+
+    assert text in ("", "['']", "[Undefined]")
+    assert messages == [USER]
+
+
 def test_a_request_may_bring_its_own_template() -> None:
     template = ChatTemplate(PLAIN, TOKENS)
 
