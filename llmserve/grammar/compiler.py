@@ -99,10 +99,10 @@ class GrammarCompiler:
     def _build(self, spec: GrammarSpec) -> Grammar:
         if not self._eos_token_ids:
             raise GrammarError("the model has no end-of-sequence token, so no output could end")
-        text = guidance_grammar(spec)
         self.warm_up()
         assert self._vocabulary is not None
         vocabulary = self._vocabulary
+        text = guidance_grammar(spec, vocabulary)
         matcher = LLMatcher(vocabulary.guide, text, log_level=0, limits=self._limits)
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
             raise GrammarError("no text matches the grammar")

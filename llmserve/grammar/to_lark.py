@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 from llguidance import LLMatcher
 
+from llmserve.grammar.gbnf_lark import gbnf_to_lark
 from llmserve.grammar.json_schema import guidance_schema
-from llmserve.grammar.lark_text import quote
+from llmserve.grammar.lark_text import json_lark, parse_json, quote
 from llmserve.grammar.spec import GrammarError, GrammarKind, GrammarSpec
+from llmserve.grammar.structural_tag import structural_tag_lark
+from llmserve.grammar.vocabulary import Vocabulary
 
 # Models put empty lines between their thoughts and the answer; JSON stays the same with them.
 _LEADING_LINES = r"/\n{1,2}/?"
 
 
-def guidance_grammar(spec: GrammarSpec) -> str:
+def guidance_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
     """Raises GrammarError for what cannot be expressed."""
     source = spec.source
     match spec.kind:
@@ -25,20 +26,21 @@ def guidance_grammar(spec: GrammarSpec) -> str:
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(source)
         case GrammarKind.CHOICE:
-            return _choice_grammar(_parse_json(source, "the choices"))
+            return _choice_grammar(parse_json(source, "the choices"))
         case GrammarKind.LARK:
             return LLMatcher.grammar_from_lark(source)
-        case _:
-            raise GrammarError(f"grammars of the kind {spec.kind.value} are not supported")
+        case GrammarKind.GBNF:
+            return gbnf_to_lark(source)
+        case GrammarKind.STRUCTURAL_TAG:
+            return structural_tag_lark(parse_json(source, "the structural tag"), vocabulary)
 
 
 def json_document(spec: GrammarSpec) -> str:
     """The body of a Lark rule of the JSON that a specification allows. Raises GrammarError."""
     schema: object = {"type": "object"}
     if spec.kind is GrammarKind.JSON_SCHEMA:
-        schema = _parse_json(spec.source, "the JSON schema")
-    guided = guidance_schema(schema, spec.whitespace, closes_objects=spec.closes_objects)
-    return "%json " + json.dumps(guided)
+        schema = parse_json(spec.source, "the JSON schema")
+    return json_lark(guidance_schema(schema, spec.whitespace, closes_objects=spec.closes_objects))
 
 
 def _json_grammar(spec: GrammarSpec) -> str:
@@ -53,11 +55,3 @@ def _choice_grammar(choices: object) -> str:
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise GrammarError("every choice must be a string that is not empty")
     return "start: CHOICE\nCHOICE: " + " | ".join(quote(choice) for choice in choices) + "\n"
-
-
-def _parse_json(source: str, name: str) -> object:
-    try:
-        value: object = json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"{name} is not valid JSON: {error}") from None
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -32,14 +33,22 @@ class Vocabulary:
         self.tokens = [source.token_bytes(i) for i in range(source.vocab_size)]
         special = [i for i in range(source.vocab_size) if source.is_special(i)]
         self.special_ids = frozenset((*special, *eos_token_ids))
+        texts = {self.tokens[i].decode("utf-8", "replace"): i for i in sorted(self.special_ids)}
+        self._special_texts = {text: i for text, i in texts.items() if text}
+        longest_first = sorted(self._special_texts, key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         speller = _Speller(source, self.tokens, self.special_ids, self.eos_token_ids[0])
         self.guide = LLTokenizer(TokenizerWrapper(speller), eos_token=list(eos_token_ids))
         speller.fallback = self.guide
 
     def special_id(self, text: str) -> int | None:
         """The special token that is spelled `text`."""
-        raw = text.encode()
-        return next((i for i in sorted(self.special_ids) if self.tokens[i] == raw), None)
+        return self._special_texts.get(text)
+
+    def split(self, text: str) -> list[str | int]:
+        """The text with special tokens as their ids; of those at one place the longest."""
+        parts = self._special_pattern.split(text)
+        return [self._special_texts.get(part, part) for part in parts if part]
 
 
 class _Speller:
