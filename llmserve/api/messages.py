@@ -91,4 +91,4 @@ def check_tools(value: object, field: str) -> list[dict[str, Any]]:
         parameters = function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             refuse(f"{where}.function.parameters", parameters, "a JSON schema")
-    return value
+    return [tool if "type" in tool else {"type": "function", **tool} for tool in value]
