@@ -74,7 +74,8 @@ class ChunkedEncoder:
                 position += _WINDOW
                 continue
             cut = match.start()
-            if self._is_additive(text[cut - _AROUND : cut], text[cut : cut + _AROUND]):
+            around = text[max(0, cut - _AROUND) : cut], text[cut : cut + _AROUND]
+            if self._is_additive(*around):
                 return cut
             position = cut + 1
         return len(text)

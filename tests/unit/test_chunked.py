@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
@@ -77,6 +77,7 @@ texts = st.lists(words | st.text(max_size=5), max_size=8).map("".join)
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=texts)
+@example(text="  two  spaces   three CamelCaseAndHTTPServer snake_case_name\nfox")
 def test_pieces_have_the_ids_of_the_whole(name: str, text: str) -> None:
     for add_special_tokens in (True, False):
         pieces = encoder(name).encode(text, add_special_tokens=add_special_tokens)
