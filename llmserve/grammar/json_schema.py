@@ -7,6 +7,7 @@ nothing, its own options, and objects whose undeclared properties nobody meant t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,10 @@ DEFAULT_WHITESPACE = r"[ \n]"
 _MAX_DEPTH = 100
 # The automaton of the multiples of n has n states.
 _MAX_MULTIPLE = 20_000
+
+_OF_WHITESPACE = re.compile(
+    r"(?:\\[snrt]|\\x(?:20|09|0[aAdD])|[ \t\n\r]|[\[\]()?*+|]|\(\?:|\{\d*,?\d*\})*"
+)
 
 _SCHEMA_KEYS = frozenset(
     {
@@ -35,6 +40,9 @@ _ANNOTATIONS = frozenset(
         *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "discriminator"),
     }
 )
+_CLOCK = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
+# RFC 3339 also has leap seconds, small letters and endless fractions, which few readers take.
+_PLAIN_FORMATS = {"time": f"^{_CLOCK}", "date-time": f"^[0-9-]+T{_CLOCK}"}
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -67,9 +75,19 @@ def guidance_schema(
     elif not any(_is_combining(part) for part in parts):
         for part in parts:
             _close(part)
-    pattern = DEFAULT_WHITESPACE if whitespace is None else whitespace
+    pattern = DEFAULT_WHITESPACE if whitespace is None else _whitespace_pattern(whitespace)
     options = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
     return {**plain, "x-guidance": options}
+
+
+def _whitespace_pattern(pattern: str) -> str:
+    if not _OF_WHITESPACE.fullmatch(pattern):
+        raise GrammarError(
+            f"the whitespace pattern {pattern[:60]!r} may match whitespace only; use \\s, \\n, "
+            "\\t, \\r, spaces, classes of them, groups and repetitions"
+        )
+    # \s would match spaces that are not whitespace in JSON.
+    return pattern.replace(r"\s", r"[ \t\n\r]")
 
 
 def _check_depth(schema: object) -> None:
@@ -111,6 +129,9 @@ def _convert(schema: Any) -> Any:
             result[key] = {name: _convert(item) for name, item in value.items()}
         else:
             result[key] = value
+    name = result.get("format")
+    if isinstance(name, str) and name in _PLAIN_FORMATS:
+        result.setdefault("pattern", _PLAIN_FORMATS[name])
     return result
 
 
