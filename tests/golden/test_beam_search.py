@@ -117,27 +117,32 @@ async def test_finished_beams_equal_those_of_transformers(
 
 async def test_min_tokens_keeps_beams_from_ending(checkpoint: Callable[[str], Checkpoint]) -> None:
     model, folder = checkpoint("llama")
-    expected = reference(model, PROMPTS[1], 3, 12, eos_token_id=list(ENDS), min_new_tokens=6)
+    # Without a penalty short beams are best, so that they would end early.
+    options = {"eos_token_id": list(ENDS), "length_penalty": 0.0}
+    short = reference(model, PROMPTS[1], 3, 12, **options)
+    expected = reference(model, PROMPTS[1], 3, 12, min_new_tokens=6, **options)
 
     async with running_engine(folder) as engine:
         result = await search(
-            engine, PROMPTS[1], 3, max_tokens=12, min_tokens=6, eos_token_ids=ENDS
+            engine, PROMPTS[1], 3, 0.0, max_tokens=12, min_tokens=6, eos_token_ids=ENDS
         )
 
     assert [delta.token_ids for delta in result] == expected
+    assert expected != short
 
 
 async def test_stop_string_ends_a_beam_as_a_token_does(
     checkpoint: Callable[[str], Checkpoint],
 ) -> None:
     model, folder = checkpoint("llama")
-    expected = reference(model, PROMPTS[2], 3, 12, eos_token_id=list(ENDS))
+    expected = reference(model, PROMPTS[1], 3, 12, eos_token_id=list(ENDS), length_penalty=0.0)
     stops = tuple(f"<{token_id}>" for token_id in ENDS)
 
     async with running_engine(folder) as engine:
-        result = await search(engine, PROMPTS[2], 3, max_tokens=12, stop=stops)
+        result = await search(engine, PROMPTS[1], 3, 0.0, max_tokens=12, stop=stops)
 
     assert [delta.token_ids for delta in result] == expected
+    assert FinishReason.STOP in {delta.finish_reason for delta in result}
     for delta in result:
         is_stopped = delta.finish_reason is FinishReason.STOP
         shown = delta.token_ids[:-1] if is_stopped else delta.token_ids

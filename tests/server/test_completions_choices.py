@@ -173,6 +173,7 @@ async def test_beam_search_under_way_outlives_the_order_to_stop(served: Served) 
     await wait_for(lambda: served.engine.num_unfinished > 0)
 
     await served.engine.drain(10)
+    assert not served.engine._beam_searches
 
     assert len((await task)["choices"]) == 2
 
