@@ -21,8 +21,8 @@ def quote(text: str) -> str:
 
 
 def regex_lark(pattern: str) -> str:
-    """A regular expression."""
-    return f"/{regex_to_lark(pattern)}/"
+    """A regular expression, in which \\d, \\w and \\s stand for ASCII characters."""
+    return f"/{regex_to_lark(pattern, 'dws')}/"
 
 
 def json_lark(schema: dict[str, Any]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from llguidance import LLMatcher
-
 from llmserve.grammar.gbnf_lark import gbnf_to_lark
 from llmserve.grammar.json_schema import guidance_schema
-from llmserve.grammar.lark_text import json_lark, parse_json, quote
+from llmserve.grammar.lark_text import json_lark, parse_json, quote, regex_lark
 from llmserve.grammar.spec import GrammarError, GrammarKind, GrammarSpec
 from llmserve.grammar.structural_tag import structural_tag_lark
 from llmserve.grammar.vocabulary import Vocabulary
@@ -24,11 +22,13 @@ def guidance_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
         case GrammarKind.JSON_OBJECT:
             return _json_grammar(spec)
         case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(source)
+            return f"start: {regex_lark(source)}\n"
         case GrammarKind.CHOICE:
             return _choice_grammar(parse_json(source, "the choices"))
         case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(source)
+            if source.lstrip().startswith("{"):  # llguidance would take it for JSON
+                raise GrammarError("a Lark grammar cannot begin with a brace")
+            return source
         case GrammarKind.GBNF:
             return gbnf_to_lark(source)
         case GrammarKind.STRUCTURAL_TAG:
