@@ -343,8 +343,22 @@ async def test_fields_without_effect_are_listed(served: Served) -> None:
     ]
 
 
+async def test_strict_tool_and_effort_reach_chat() -> None:
+    strict = {**TOOL, "strict": True}
+    template = "{{ messages[0].content }}{{ reasoning_effort }}"
+    async with serving(**PARSING, trust_request_chat_template=True) as served:
+        await create(served, f"a{END}", tools=[TOOL])
+        await create(served, f"a{END}", tools=[strict])
+        loose, held = (sampling.grammar for sampling in served.runner.sampling_seen)
+        body = await create(served, f"a{END}", reasoning={"effort": "high"}, chat_template=template)
+
+    assert loose is None
+    assert held is not None
+    assert body["usage"]["input_tokens"] == len("^a.high")
+
+
 async def test_leaving_a_stream_ends_the_generation(served: Served) -> None:
-    served.runner.delay_s = 0.01
+    served.runner.delay_s = 0.03
     async with client(served) as api:
         stream = await api.responses.create(model=MODEL, input="ab", stream=True)
         async for event in stream:

@@ -72,6 +72,15 @@ def test_one_turn_of_a_model_is_one_message_again() -> None:
     ]
 
 
+def test_text_around_calls_is_one_turn() -> None:
+    output, _ = written([chunk(content="a"), call(0, "{}", "f"), chunk(content="b")])
+
+    (message,) = messages_of(output.items)
+
+    assert message["content"] == "ab"
+    assert len(message["tool_calls"]) == 1
+
+
 def test_turns_of_the_assistant_stay_apart() -> None:
     said = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}

@@ -124,6 +124,8 @@ async def test_running_response_is_read_and_cancelled(served: Served) -> None:
     assert cancelled.status == "cancelled"
     assert last.type == "response.incomplete"
     assert last.response.status == read.status == "cancelled"
+    assert read.usage is not None
+    assert read.usage.output_tokens < 200
 
 
 def test_store_drops_what_was_used_longest_ago() -> None:
