@@ -168,7 +168,9 @@ def _dump(value: object, field: str) -> str:
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
-        raise RequestError(f"{field} is nested too deeply or holds too large a number") from None
+        raise RequestError(
+            f"{field} is nested too deeply or holds too large a number", param=field
+        ) from None
 
 
 _TEXT = {"type": "string"}
