@@ -45,10 +45,10 @@ class LarkBuilder:
         self._rules: list[str] = []
         self._num_names = 0
 
-    def rule(self, body: str, *, prefix: str = "rule", options: str = "") -> str:
+    def rule(self, body: str, *, prefix: str = "rule") -> str:
         """Adds a rule; returns its name."""
         name = self.reserve(prefix)
-        self.define(name, body, options=options)
+        self.define(name, body)
         return name
 
     def reserve(self, prefix: str = "rule") -> str:
@@ -56,8 +56,8 @@ class LarkBuilder:
         self._num_names += 1
         return f"{prefix}_{self._num_names}"
 
-    def define(self, name: str, body: str, *, options: str = "") -> None:
-        self._rules.append(f"{name}{options}: {body}")
+    def define(self, name: str, body: str) -> None:
+        self._rules.append(f"{name}: {body}")
 
     def either(self, bodies: list[str], *, prefix: str = "rule") -> str:
         return self.rule(" | ".join(bodies), prefix=prefix)
@@ -98,8 +98,7 @@ class LarkBuilder:
         if name in self._special_tokens:
             value = self.terminal(f"{value} {quoted(before)}") if before else value
             return f"{value} {self.literal(name + after)}"
-        value = self.terminal(f"{value} {quoted(marker)}")
-        return self.rule(value, prefix="upto", options="[lazy]")
+        return self.terminal(f"{value} {quoted(marker)}")
 
     def terminal(self, body: str) -> str:
         """Adds a terminal; returns its name."""

@@ -9,7 +9,7 @@ import re
 import warnings
 
 from llmserve.tool_parsers.json_scanner import is_json
-from llmserve.tool_parsers.source import Malformed, Source, Steps, Truncated
+from llmserve.tool_parsers.source import Malformed, Source, Steps
 
 _PLAIN = re.compile(r"[^'\"()\[\]{},#]*")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
@@ -23,7 +23,7 @@ def read_python_value(source: Source) -> Steps[str]:
     while True:
         yield from source.take(_PLAIN)
         if source.pos == len(source.text):
-            raise Truncated
+            raise Malformed
         char = source.text[source.pos]
         if not closers and char in ",)":
             return source.text[start : source.pos]
@@ -74,7 +74,7 @@ def _read_string(source: Source, quote: str) -> Steps[None]:
 
 def _need(source: Source, size: int) -> Steps[None]:
     if not (yield from source.has(size)):
-        raise Truncated
+        raise Malformed
 
 
 def _literal(node: ast.expr) -> object:

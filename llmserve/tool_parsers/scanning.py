@@ -2,13 +2,13 @@
 
 White space that has nothing but calls and ends of the text around it is dropped; all other text
 that is not part of a well-formed call is content, character for character. A malformed call is
-content up to the character that makes it malformed, and the search goes on there; of a call that
-the end of the text cut off, everything is.
+content up to what makes it malformed, and the search goes on there.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import secrets
 
 from llmserve.tool_parsers.base import CallDelta, ParsedDelta, Tool, ToolParser
@@ -16,7 +16,6 @@ from llmserve.tool_parsers.source import (
     Malformed,
     Source,
     Steps,
-    Truncated,
     alternatives,
     overlap,
 )
@@ -111,12 +110,8 @@ class ScanningParser(ToolParser):
     def _run(self) -> Steps[None]:
         while marker := (yield from self._find_marker()):
             self._kept = 0
-            try:
+            with contextlib.suppress(Malformed):
                 yield from self.read_calls(marker)
-            except Truncated:
-                self.source.pos = len(self.source.text)
-            except Malformed:
-                pass
             self._staged = []
             # A call that has been given out in part cannot become content again.
             if not self._is_open:

@@ -24,10 +24,6 @@ class Malformed(Exception):
     """The text is not a call."""
 
 
-class Truncated(Malformed):
-    """The text ended in what could have become a call."""
-
-
 class Source:
     """`text[:pos]` has been read."""
 
@@ -79,7 +75,7 @@ class Source:
         """Reads one of the options."""
         found = yield from self.accept(*options)
         if not found:
-            self._fail_short_of(options)
+            raise Malformed
         return found
 
     def skip_space(self) -> Steps[None]:
@@ -108,7 +104,7 @@ class Source:
             if found:
                 return self.text[start : self.pos]
             if not (yield from self.more()):
-                raise Truncated
+                raise Malformed
 
     def json_value(self, sink: Callable[[str], None] | None = None) -> Steps[str]:
         """Reads a JSON value and returns its text as it is. `sink` gets it as it comes."""
@@ -124,22 +120,16 @@ class Source:
             if not scanner.is_done and not (yield from self.more()):
                 scanner.end()
                 if not scanner.is_done:
-                    raise Truncated
+                    raise Malformed
             if scanner.is_done:
                 return self.text[start : self.pos]
 
     def json_string(self) -> Steps[str]:
         """Reads a JSON string and returns what it says."""
         if not (yield from self.at('"')):
-            self._fail_short_of(('"',))
+            raise Malformed
         value: str = json.loads((yield from self.json_value()))
         return value
-
-    def _fail_short_of(self, options: tuple[str, ...]) -> None:
-        rest = self.text[self.pos :]
-        if self.is_ended and any(option.startswith(rest) for option in options):
-            raise Truncated
-        raise Malformed
 
 
 def alternatives(texts: tuple[str, ...]) -> re.Pattern[str]:

@@ -107,11 +107,17 @@ class Walker:
     """A grammar over a vocabulary."""
 
     def __init__(
-        self, name: str, *, is_required: bool, is_parallel: bool, is_special: bool
+        self,
+        name: str,
+        *,
+        is_required: bool,
+        is_parallel: bool,
+        is_special: bool,
+        tools: tuple[Tool, ...] = tuple(TOOLS),
     ) -> None:
         self.words, guide = vocabulary(FORMATS[name].tokens if is_special else ())
         grammar = PARSERS[parser_name(name)].lark(
-            TOOLS,
+            list(tools),
             is_required=is_required,
             is_parallel=is_parallel,
             special_tokens=self.words.ids,
@@ -219,11 +225,14 @@ def check(calls: list[tuple[str, str]], *, is_required: bool, is_parallel: bool,
 
 
 GOOD: Call = ("get", {"count": 3, "unit": "km", "tree": {"label": "x"}})
+FLAGS = {"flags": [True, False, True], "tree": GOOD[1]["tree"], "ratio": 0.5}
 BAD: dict[str, Call] = {
     "unknown name": ("got", GOOD[1]),
     "wrong type": ("get", {**GOOD[1], "count": "three"}),
     "out of range": ("get", {**GOOD[1], "count": 21}),
     "not in enum": ("get", {**GOOD[1], "unit": "m"}),
+    "too few": ("get", {"count": 3, "unit": "km", "flags": [], "tree": {"label": "x"}}),
+    "too many": ("get", {"count": 3, "unit": "km", "flags": [True] * 4, "tree": {"label": "x"}}),
     "missing": ("get", {"count": 3, "unit": "km"}),
     "wrong inside": ("get", {**GOOD[1], "tree": {"label": 5}}),
     "unknown key": ("get_all", {"is_deep": True, "x": 1}),
@@ -242,6 +251,7 @@ def test_grammar_takes_good_calls_and_no_bad_ones(
         return
 
     assert walker.accepts(write([("get_all", {"is_deep": True, "name": "a"})]))
+    assert walker.accepts(write([("get", {"count": 3, "unit": "", **FLAGS})]))
     assert walker.accepts(write([GOOD, ("ping", {})])) == is_parallel
     final = "<|channel|>final<|message|>" if name == "openai" else ""
     assert walker.accepts(f"{final}Hello.") == (not is_required)
@@ -251,3 +261,14 @@ def test_grammar_takes_good_calls_and_no_bad_ones(
 
 # Other ways to write calls, which models without a grammar may use.
 FOREIGN = {"granite tag", "granite bare", "mistral named", "mistral"}
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("is_special", [False, True])
+def test_text_that_reads_as_another_type_follows_its_schema(name: str, is_special: bool) -> None:
+    level = {"anyOf": [{"type": "integer", "maximum": 5}, {"type": "string", "maxLength": 3}]}
+    tool = Tool("f", {"type": "object", "properties": {"level": level}, "required": ["level"]})
+    walker = Walker(name, is_required=True, is_parallel=False, is_special=is_special, tools=(tool,))
+
+    for value, is_good in ((5, True), (7, False), ("abc", True), ("abcd", False)):
+        assert walker.accepts(FORMATS[name].write([("f", {"level": value})])) == is_good
