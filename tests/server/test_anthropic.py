@@ -292,10 +292,37 @@ def test_thinking_ends_with_a_signature_before_the_text_begins() -> None:
     assert text["text"] == "yes"
 
 
-async def test_last_turn_of_the_assistant_is_continued(served: Served) -> None:
+def test_turn_of_results_alone_adds_no_empty_message() -> None:
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "ok"}
+    messages = check_messages([{"role": "user", "content": [result]}], "messages")
+
+    assert to_chat([], messages) == [{"role": "tool", "tool_call_id": "1", "content": "ok"}]
+
+
+async def test_one_call_alone_where_parallel_use_is_disabled() -> None:
+    async with serving(**PARSING) as served:
+        choice = {"type": "auto", "disable_parallel_tool_use": True}
+        body = await create(served, f"{CALL}{CALL}{END}", tools=[TOOL], tool_choice=choice)
+
+    assert [block["type"] for block in body["content"]] == ["tool_use"]
+
+
+async def test_output_format_becomes_a_grammar(served: Served) -> None:
+    format = {"type": "json_schema", "schema": {"type": "object"}}
+    body = await create(served, f"{{}}{END}", output_config={"format": format})
+
+    assert body["content"][0]["text"] == "{}"
+    assert served.runner.sampling_seen[-1].grammar is not None
+
+
+async def test_last_turn_of_the_assistant_is_continued() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}NEW{% endif %}"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"b{END}"}]
-    body = await create(served, messages=turns)
-    count = await served.post("/v1/messages/count_tokens", {"model": MODEL, "messages": turns})
+    ask = {"model": MODEL, "messages": turns, "chat_template": template}
+    async with serving(trust_request_chat_template=True) as served:
+        body = await create(served, messages=turns, chat_template=template)
+        count = await served.post("/v1/messages/count_tokens", ask)
 
     assert body["content"][0]["text"] == "ab"
     assert count.json == {"input_tokens": 4}

@@ -256,6 +256,7 @@ async def test_client_parses_into_a_pydantic_model(served: Served) -> None:
         )
 
     assert format_seen.output_parsed == Point(x=7)
+    assert served.runner.sampling_seen[-1].grammar is not None
 
 
 async def test_error_inside_a_stream_is_a_failed_response(served: Served) -> None:
