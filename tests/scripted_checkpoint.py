@@ -6,8 +6,9 @@ the current token together select the next one:
 
     logits[next] = follows[current, next] + belongs[script, next]      (times a large number)
 
-A script is cut into tokens that no other script has; special tokens alone are shared, and each may
-occur once in a script. Prompts are encoded byte by byte, so script tokens never occur in them.
+A script is cut into tokens that no other script has; special tokens and single bytes alone are
+shared, and none may occur twice in a script. Prompts are encoded byte by byte, so script tokens
+never occur in them.
 
 `python -m tests.scripted_checkpoint FOLDER` writes a random model with `<think>` and `</think>`
 in its vocabulary instead, for trying a server with --reasoning-parser.
@@ -15,6 +16,7 @@ in its vocabulary instead, for trying a server with --reasoning-parser.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -38,6 +40,14 @@ _HEAD_DIM = 64
 _MAX_LEN = 2048
 _SHARPNESS = 16.0
 _SPELLING = {byte: char for char, byte in byte_alphabet().items()}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A text to write; `is_spelled`: special tokens in it are written as ordinary text."""
+
+    text: str
+    is_spelled: bool = False
 
 
 def trigger(name: str) -> str:
@@ -65,27 +75,48 @@ class Vocabulary:
         self.tokens.append(text)
         return self._ids[text]
 
-    def cut(self, script: str) -> list[int]:
+    def cut(self, script: Script) -> list[int]:
         """The tokens of a script: its special tokens, and new ones for the text between them."""
+        text, end = script.text, EOS
+        for token in (EOS, OTHER_EOS):
+            if text.endswith(token):
+                text, end = text.removesuffix(token), token
+        if script.is_spelled:
+            return [*self._cut_text(text.encode()), self[end]]
         pattern = "|".join(map(re.escape, sorted(self.specials, key=len, reverse=True)))
         ids = []
-        for part in re.split(f"({pattern})", script):
+        for part in re.split(f"({pattern})", text):
             if part in self.specials:
                 ids.append(self[part])
             else:
                 ids += self._cut_text(part.encode())
-        return ids
+        return [*ids, self[end]]
+
+    def steps(self, ids: list[int]) -> list[tuple[int, int]]:
+        """Which token follows which: scripts begin behind a prompt that ends in one of these."""
+        starts = (self[ASSISTANT], self[_SPELLING[ord("\n")]])
+        return [*((start, ids[0]) for start in starts), *itertools.pairwise(ids)]
 
     def _cut_text(self, raw: bytes) -> list[int]:
-        ids = []
-        while raw:
-            size = next(
-                (n for n in (_CHUNK_BYTES, 3, 5, 2, *range(6, 40)) if self._is_new(raw[:n])), 1
-            )
-            spelled = "".join(_SPELLING[byte] for byte in raw[:size])
-            ids.append(self._ids[spelled] if spelled in self._ids else self._add(spelled))
-            raw = raw[size:]
-        return ids
+        """New tokens of the bytes; known ones where there are too few bytes for new ones."""
+        pieces = self._pieces(raw, frozenset())
+        return [self._id_of(p) for p in pieces or (bytes([byte]) for byte in raw)]
+
+    def _pieces(self, raw: bytes, used: frozenset[bytes]) -> list[bytes] | None:
+        """`raw` in pieces that are new and differ from one another and from `used`."""
+        if not raw:
+            return []
+        for size in (_CHUNK_BYTES, 3, 5, 2, *range(6, 40)):
+            piece = raw[:size]
+            if len(piece) == size and self._is_new(piece) and piece not in used:
+                rest = self._pieces(raw[size:], used | {piece})
+                if rest is not None:
+                    return [piece, *rest]
+        return None
+
+    def _id_of(self, piece: bytes) -> int:
+        spelled = "".join(_SPELLING[byte] for byte in piece)
+        return self._ids[spelled] if spelled in self._ids else self._add(spelled)
 
     def _is_new(self, raw: bytes) -> bool:
         return "".join(_SPELLING[byte] for byte in raw) not in self._ids
@@ -93,7 +124,7 @@ class Vocabulary:
 
 def write_checkpoint(
     folder: Path,
-    scripts: Mapping[str, str],
+    scripts: Mapping[str, str | Script],
     special_tokens: tuple[str, ...] = (),
     *,
     template: str = TEMPLATE,
@@ -102,15 +133,28 @@ def write_checkpoint(
     triggers = tuple(map(trigger, scripts))
     vocabulary = Vocabulary((EOS, OTHER_EOS, ASSISTANT, *special_tokens, *triggers))
     sequences = []
-    for name, script in scripts.items():
-        ends = script.endswith((EOS, OTHER_EOS))
-        ids = vocabulary.cut(script if ends else script + EOS)
-        assert len(set(ids)) == len(ids), f"script {name} has a token twice"
-        sequences.append(ids)
+    for script in scripts.values():
+        sequences.append(vocabulary.cut(Script(script) if isinstance(script, str) else script))
+    _check(dict(zip(scripts, sequences, strict=True)), vocabulary)
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, vocabulary, template)
     _write_weights(folder, vocabulary, sequences, triggers)
     return folder
+
+
+def _check(sequences: Mapping[str, list[int]], vocabulary: Vocabulary) -> None:
+    """Every script must be the only way to go on."""
+    follows: dict[int, set[int]] = {}
+    for ids in sequences.values():
+        for current, following in vocabulary.steps(ids):
+            follows.setdefault(current, set()).add(following)
+    for name, ids in sequences.items():
+        for current, following in vocabulary.steps(ids):
+            others = follows[current] & set(ids) - {following}
+            assert not others, (
+                f"script {name}: {vocabulary.tokens[current]!r} is followed by "
+                f"{vocabulary.tokens[following]!r} and {[vocabulary.tokens[i] for i in others]}"
+            )
 
 
 def _write_tokenizer(folder: Path, vocabulary: Vocabulary, template: str) -> None:
@@ -152,7 +196,7 @@ def _write_weights(
         value[number, vocabulary[text]] = 1.0
         output[scripts_at + number, number] = (2.0 / size) ** 0.5  # undoes the norm's scale
         head[ids, scripts_at + number] = 1.0
-        for current, following in zip([vocabulary[ASSISTANT], *ids], ids, strict=False):
+        for current, following in vocabulary.steps(ids):
             head[following, current] = 1.0
     layer = "model.layers.0."
     none = torch.zeros(64, size)

@@ -29,19 +29,20 @@ def output_grammar(request: ChatRequest, plan: OutputPlan, context: ApiContext) 
     """
     spec, param = grammar_spec(request), grammar_field(request)
     if plan.choice.is_forced:
-        calls = _calls(plan, context, is_required=True)
-        spec, param = _behind_thinking(GrammarSpec(GrammarKind.LARK, calls), plan), "tools"
+        calls = GrammarSpec(GrammarKind.LARK, _calls(plan, context, is_required=True))
+        spec, param = _calls_behind_thinking(calls, plan), "tools"
     elif spec is not None:
         if plan.tools is not None and spec.kind in _JSON_KINDS:
             spec = _calls_or_document(_calls(plan, context, is_required=True), spec, param)
         spec = _behind_thinking(spec, plan)
     elif plan.is_constrained:
-        spec, param = (
-            GrammarSpec(GrammarKind.LARK, _calls(plan, context, is_required=False)),
-            "tools",
-        )
-        if plan.reasoning is not None and not plan.reasoning.may_call_while_thinking:
-            spec = _behind_thinking(spec, plan)
+        calls = GrammarSpec(GrammarKind.LARK, _calls(plan, context, is_required=False))
+        spec, param = calls, "tools"
+        # Free text around calls may hold thoughts, unless special tokens begin and end them.
+        if plan.reasoning is not None and (
+            plan.has_special_thinking or not plan.reasoning.may_call_while_thinking
+        ):
+            spec = _calls_behind_thinking(calls, plan)
     if spec is None:
         return None
     grammar = compile_grammar(context, spec, param=param)
@@ -93,6 +94,11 @@ def _calls_or_document(calls: str, spec: GrammarSpec, param: str | None) -> Gram
         raise RequestError(f"{param} cannot be enforced: {error}", param=param) from None
     source = f"start: calls | document\n{_renamed_start(calls, 'calls')}\ndocument: {document}\n"
     return GrammarSpec(GrammarKind.LARK, source)
+
+
+def _calls_behind_thinking(calls: GrammarSpec, plan: OutputPlan) -> GrammarSpec:
+    is_covered = plan.tools is not None and plan.tools.covers_thinking
+    return calls if is_covered else _behind_thinking(calls, plan)
 
 
 def _behind_thinking(spec: GrammarSpec, plan: OutputPlan) -> GrammarSpec:

@@ -28,7 +28,7 @@ class OutputPlan:
     includes_reasoning: bool
     skips_special_tokens: bool  # as the request asks
     marker_ids: frozenset[int]  # special tokens that parsers need to see
-    hides_markers: bool  # those of the reasoning parser, where it does not expect them
+    has_special_thinking: bool  # some of them are the reasoning parser's
 
     @property
     def engine_skips_special_tokens(self) -> bool:
@@ -50,7 +50,9 @@ class OutputPlan:
         if self.reasoning is None:
             return None
         return self.reasoning(
-            self.prompt, continued=self.continued, hides_markers=self.hides_markers
+            self.prompt,
+            continued=self.continued,
+            hides_markers=self.skips_special_tokens and self.has_special_thinking,
         )
 
     def tool_parser(self) -> ToolParser | None:
@@ -89,7 +91,7 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
         includes_reasoning=request.include_reasoning,
         skips_special_tokens=request.skip_special_tokens,
         marker_ids=reasoning_ids | tool_ids,
-        hides_markers=request.skip_special_tokens and bool(reasoning_ids),
+        has_special_thinking=bool(reasoning_ids),
     )
 
 

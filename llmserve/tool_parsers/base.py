@@ -46,6 +46,8 @@ class ToolParser(abc.ABC):
 
     # The format's markers are special tokens, which must not be left out of the text.
     needs_special_tokens: ClassVar[bool] = False
+    # The format knows thinking too, so its grammars allow it before calls.
+    covers_thinking: ClassVar[bool] = False
 
     def __init__(self, tools: list[Tool], *, is_constrained: bool = False) -> None:
         self.tools = tools

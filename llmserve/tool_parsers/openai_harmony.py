@@ -29,6 +29,7 @@ _NEXT = f"{_START}assistant"
 class OpenAIHarmonyParser(ScanningParser):
     markers = (_START, _CHANNEL)
     needs_special_tokens = True
+    covers_thinking = True
 
     def read_calls(self, marker: str) -> Steps[None]:
         source = self.source
