@@ -216,6 +216,11 @@ class FrontendConfig:
     max_logprobs: int = setting(
         20, "most logprobs a request may ask for per token; -1: the whole vocabulary"
     )
+    prepare_grammars: bool = setting(
+        False,
+        "prepare the vocabulary for structured outputs at the start; else their first request "
+        "waits for it, and all others with it (1 s for 262,144 tokens)",
+    )
     strict_params: bool = setting(
         False,
         "refuse requests with fields that have no effect, instead of listing these in a header",

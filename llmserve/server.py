@@ -26,6 +26,7 @@ from aiohttp import web
 
 from llmserve import __version__
 from llmserve.api.app import ModelInfo, make_app
+from llmserve.api.context import CONTEXT
 from llmserve.api.runner import ApiRunner
 from llmserve.config import FrontendConfig, ServerConfig
 from llmserve.engine import AsyncEngine, Engine, EngineStats
@@ -226,7 +227,7 @@ class Server:
             root=str(self._files.path),
             scheduling_policy=self._config.scheduler.scheduling_policy,
         )
-        return make_app(
+        app = make_app(
             engine,
             self._tokenizer,
             template,
@@ -234,6 +235,10 @@ class Server:
             info,
             seed=self._config.model.seed,
         )
+        if self._config.frontend.prepare_grammars:
+            with self._phases.phase("prepare grammars"):
+                app[CONTEXT].grammars.warm_up()
+        return app
 
     def _served_names(self) -> tuple[str, ...]:
         return self._config.model.served_model_name or (self._files.name,)

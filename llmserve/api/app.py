@@ -105,3 +105,4 @@ def _longest_token(tokenizer: Tokenizer) -> int:
 
 async def _close_gate(app: web.Application) -> None:
     app[CONTEXT].gate.close()
+    app[CONTEXT].grammars.close()

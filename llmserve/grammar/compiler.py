@@ -89,7 +89,7 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Prepares the vocabulary. Blocks, and holds the GIL for most of the time."""
         with self._vocabulary_lock:
-            if self._vocabulary is None:
+            if self._vocabulary is None and self._eos_token_ids:
                 self._vocabulary = Vocabulary(self._source, self._eos_token_ids)
 
     def close(self) -> None:
