@@ -193,8 +193,9 @@ class FrontendConfig:
     )
     tool_call_parser: str = setting(
         "auto",
-        "format in which the model writes tool calls (docs/tool-parsers.md); auto: as the chat "
-        "template shows it",
+        "format in which the model writes tool calls (deepseek_v3, glm45, granite, hermes, json, "
+        "kimi_k2, llama3_json, llama4_pythonic, mistral, openai, phi4_mini_json, pythonic, "
+        "qwen3_coder); auto: as the chat template shows it",
     )
     tool_parser_plugin: str | None = setting(
         None, "Python file that registers more values of --tool-call-parser", metavar="FILE"

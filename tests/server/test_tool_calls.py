@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from llmserve.errors import StartupError
 from tests.server.harness import Served, serving
 from tests.server.scripted_runner import END
 
@@ -60,3 +63,37 @@ async def test_text_is_left_alone_without_the_flag_without_tools_and_with_choice
     for choice in (plain, without_tools, forbidden):
         assert "lamp" in choice["message"]["content"]
         assert "tool_calls" not in choice["message"]
+
+
+async def test_no_more_than_one_call_without_parallel_calls() -> None:
+    async with serving(**PARSING) as served:
+        whole = (await ask(served, f"{CALL}{CALL}", parallel_tool_calls=False)).json["choices"][0]
+        events = (await ask(served, f"{CALL}{CALL}", parallel_tool_calls=False, stream=True)).events
+
+    assert len(whole["message"]["tool_calls"]) == 1
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert {call["index"] for delta in deltas for call in delta.get("tool_calls", [])} == {0}
+
+
+async def test_automatic_calls_can_be_switched_off() -> None:
+    async with serving(**PARSING, enable_auto_tool_choice=False) as served:
+        message = (await ask(served, CALL)).json["choices"][0]["message"]
+
+    assert message["content"].startswith("<tool_call>")
+    assert "tool_calls" not in message
+
+
+async def test_fields_that_nothing_gives_an_effect_are_named(served: Served) -> None:
+    answer = await served.chat(
+        parallel_tool_calls=True, include_reasoning=True, reasoning_effort="low"
+    )
+
+    assert answer.headers["X-Ignored-Params"] == (
+        "include_reasoning, parallel_tool_calls, reasoning_effort"
+    )
+
+
+async def test_unknown_parser_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(StartupError, match=r"--tool-call-parser is 'nope'.*hermes"):
+        async with serving(tool_call_parser="nope"):
+            pass
