@@ -35,6 +35,7 @@ class ScanningParser(ToolParser):
         super().__init__(tools, is_constrained=is_constrained)
         self.source = Source()
         self._delta = ParsedDelta()
+        self._content: list[str] = []  # of the delta
         self._staged: list[CallDelta] = []
         self._num_calls = 0  # given out
         self._is_open = False  # a call has been given out in part
@@ -104,49 +105,52 @@ class ScanningParser(ToolParser):
 
     def _resume(self) -> ParsedDelta:
         self._delta = ParsedDelta()
+        self._content = []
         next(self._steps, None)
+        self._delta.content = "".join(self._content)
         return self._delta
 
     def _run(self) -> Steps[None]:
         while marker := (yield from self._find_marker()):
-            self._kept = 0
+            self.source.pos += len(marker)
             with contextlib.suppress(Malformed):
                 yield from self.read_calls(marker)
             self._staged = []
-            # A call that has been given out in part cannot become content again.
-            if not self._is_open:
-                self._add_content(self.source.text[self._kept : self.source.pos])
+            if self._is_open:  # given out in part, it cannot become content again
+                self._kept = self.source.pos
             self._is_open = False
-            self.source.forget()
+            self._take_content()
         if not self._num_calls:
-            self._delta.content += self._space
+            self._content.append(self._space)
 
     def _find_marker(self) -> Steps[str]:
-        """Reads up to and including the next marker; "" if there is none."""
+        """Reads up to the next marker; "" if there is none."""
         source = self.source
         if self._is_at_edge and self.bare_markers:
             yield from source.skip_space()
-            if marker := (yield from source.at(*self.bare_markers)):
-                self._space += source.text[: source.pos]
-                source.forget()
-                source.pos = len(marker)
+            marker = yield from source.at(*self.bare_markers)
+            if marker:
+                self._take_content()
                 return marker
-            source.pos = 0
-        while self.markers:
-            found = alternatives(self.markers).search(source.text)
-            source.pos = found.start() if found else overlap(source.text, self.markers)
-            self._add_content(source.text[: source.pos])
-            source.forget()
-            if found:
-                source.pos = len(found[0])
-                return found[0]
-            if not (yield from source.more()):
-                break
+            source.pos = self._kept
         while True:
-            self._add_content(source.text)
-            source.text = ""
+            found = alternatives(self.markers).search(source.text, source.pos)
+            end = found.start() if found else overlap(source.text, self.markers)
+            source.pos = max(end, source.pos)
+            self._take_content()
+            if found:
+                return found[0]
+            source.forget()
+            self._kept = 0
             if not (yield from source.more()):
+                source.pos = len(source.text)
+                self._take_content()
                 return ""
+
+    def _take_content(self) -> None:
+        """What was read and not accounted for is content."""
+        self._add_content(self.source.text[self._kept : self.source.pos])
+        self._kept = self.source.pos
 
     def _add_content(self, text: str) -> None:
         if self._is_at_edge:
@@ -155,7 +159,7 @@ class ScanningParser(ToolParser):
                 return
             text, self._space = self._space, ""
             self._is_at_edge = False
-        self._delta.content += text
+        self._content.append(text)
 
     def _end_content(self) -> None:
         self._kept = self.source.pos

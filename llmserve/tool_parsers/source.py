@@ -133,13 +133,13 @@ class Source:
 
 
 def alternatives(texts: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of the texts, none of which may be inside another."""
-    return re.compile("|".join(map(re.escape, texts)))
+    """A pattern of the texts, none of which may be inside another; of nothing if there are none."""
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
 def overlap(text: str, ends: tuple[str, ...]) -> int:
     """Where the longest end of `text` that begins one of `ends` starts; its length if none does."""
-    for size in range(min(len(text), max(map(len, ends)) - 1), 0, -1):
+    for size in range(min(len(text), max(map(len, ends), default=1) - 1), 0, -1):
         tail = text[-size:]
         if any(end.startswith(tail) for end in ends):
             return len(text) - size

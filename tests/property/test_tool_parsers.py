@@ -37,7 +37,7 @@ def scraps(name: str) -> st.SearchStrategy[list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_random_text_gives_the_same_wherever_it_is_cut(name: str, data: st.DataObject) -> None:
     pieces = data.draw(scraps(name))
@@ -53,7 +53,7 @@ def test_random_text_gives_the_same_wherever_it_is_cut(name: str, data: st.DataO
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_content_is_the_text_without_its_calls(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(scraps(name)))
@@ -69,7 +69,7 @@ def test_content_is_the_text_without_its_calls(name: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_random_arguments_come_back(name: str, data: st.DataObject) -> None:
     calls = data.draw(st.lists(a_call(name), min_size=1, max_size=3))
@@ -103,6 +103,7 @@ def is_subsequence(part: str, text: str) -> bool:
     return all(char in rest for char in part)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*SCRAPS, "0", "-", "1.5", "e3", '"a"', "\\u00e9", "[1]"])))
 def test_json_scanner_takes_what_json_is(pieces: list[str]) -> None:
     text = "".join(pieces)
@@ -115,6 +116,7 @@ def test_json_scanner_takes_what_json_is(pieces: list[str]) -> None:
     assert is_json(text) == expected
 
 
+@settings(deadline=None)
 @given(JSON_VALUES, st.sampled_from([None, 1]), TEXTS)
 def test_json_scanner_stops_where_the_value_ends(value: object, indent: int, rest: str) -> None:
     text = json.dumps([value], indent=indent)
@@ -129,6 +131,7 @@ def test_json_scanner_stops_where_the_value_ends(value: object, indent: int, res
     assert pos == len(text)
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         JSON_VALUES | TEXTS,
