@@ -33,16 +33,19 @@ DIGIT = GrammarSpec(GrammarKind.REGEX, "[0-9]")
 
 
 class SpacedTokenizer(ByteTokenizer):
-    """Puts a space before every text, as SentencePiece does, and has a token for `name`."""
+    """Puts a space before every text, as SentencePiece does, and writes `name` as `na` `me`."""
 
-    vocab_size = 258
+    words = ("na", "me", "nam")
+    vocab_size = 260
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         before, found, after = text.partition("name")
-        return [*b" ", *before.encode(), *([257] if found else []), *after.encode()]
+        return [*b" ", *before.encode(), *([257, 258] if found else []), *after.encode()]
 
     def token_bytes(self, token_id: int) -> bytes:
-        return b"name" if token_id == 257 else super().token_bytes(token_id)
+        if token_id > 256:
+            return self.words[token_id - 257].encode()
+        return super().token_bytes(token_id)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_threads_share_a_compiler() -> None:
 
 
 def test_forced_text_is_spelled_with_the_models_tokens() -> None:
-    """The byte tokens would do, but the model has never seen `name` written with them."""
+    """Others would do, but the model has never seen `name` written with them."""
     tokenizer = SpacedTokenizer()
     spec = GrammarSpec(
         GrammarKind.JSON_SCHEMA,
@@ -204,8 +207,8 @@ def test_forced_text_is_spelled_with_the_models_tokens() -> None:
     )
     state = make_compiler(tokenizer).compile(spec).start()
 
-    for token_id in (*b'{"', 257, *b'":null}'):
-        assert token_id in allowed(state.mask())
+    for token_id in (*b'{"', 257, 258, *b'":null}'):
+        assert allowed(state.mask()) == {token_id}
         state.accept(token_id)
 
     assert allowed(state.mask()) == {EOS_ID}
