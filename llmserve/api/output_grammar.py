@@ -78,13 +78,17 @@ def thinking_budget(
 
 
 def _calls(plan: OutputPlan, context: ApiContext, *, is_required: bool) -> str:
+    """Raises RequestError for a tool's schema that no grammar can hold to."""
     assert plan.tools is not None
-    return plan.tools.lark(
-        list(plan.choice.tools),
-        is_required=is_required,
-        is_parallel=plan.is_parallel,
-        special_tokens=context.formats.special_tokens,
-    )
+    try:
+        return plan.tools.lark(
+            list(plan.choice.tools),
+            is_required=is_required,
+            is_parallel=plan.is_parallel,
+            special_tokens=context.formats.special_tokens,
+        )
+    except GrammarError as error:
+        raise RequestError(f"tools cannot be enforced: {error}", param="tools") from None
 
 
 def _calls_or_document(calls: str, spec: GrammarSpec, param: str | None) -> GrammarSpec:

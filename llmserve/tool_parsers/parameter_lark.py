@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.lark_text import LarkBuilder, json_rule, quoted
-from llmserve.tool_parsers.schema_types import STRING, properties_of, resolve, types_of
+from llmserve.tool_parsers.schema_types import STRING, properties_of, required_of, resolve, types_of
 
 _ANY_TEXT = "/(?s:.*)/"
 _KEY = r"/[A-Za-z_][A-Za-z0-9_.-]*/"
@@ -65,8 +65,7 @@ def parameters_rule(
     root = tool.parameters
     top = resolve(dict(root), root)
     properties = dict(properties_of(root))
-    required = top.get("required")
-    names = [name for name in required if isinstance(name, str)] if required else []
+    names = required_of(root)
     for name in names:
         properties.setdefault(name, {})
     if not properties and top.get("additionalProperties", True) is not False:

@@ -14,7 +14,7 @@ from typing import Any
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.lark_text import LarkBuilder, json_rule, quoted
 from llmserve.tool_parsers.parameter_lark import embedded
-from llmserve.tool_parsers.schema_types import properties_of, resolve, types_of
+from llmserve.tool_parsers.schema_types import properties_of, required_of, resolve, types_of
 
 _KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
 _SINGLE_QUOTED = r"/'([^'\\\x00-\x1f]|\\['\\nt])*'/"
@@ -41,11 +41,11 @@ def _call(builder: LarkBuilder, tool: Tool, *, is_required: bool) -> str:
     top = resolve(dict(root), root)
     properties = properties_of(root)
     is_open = not properties and top.get("additionalProperties", True) is not False
-    if (not is_required and not tool.is_strict) or (is_open and not top.get("required")):
+    required = required_of(root)
+    if (not is_required and not tool.is_strict) or (is_open and not required):
         member = builder.rule(f'{_KEY} "=" {values.any_value()}')
         arguments = f'({member} (", " {member})*)?'
     else:
-        required = [name for name in top.get("required", []) if isinstance(name, str)]
         declared = {**properties, **{name: {} for name in required if name not in properties}}
         members = [
             (f"{quoted(key + '=')} {values.value(schema)}", key in required)
@@ -104,7 +104,7 @@ class _PythonValues:
         if name == "null":
             return '"None"'
         is_simple = schema.keys() - _ANNOTATIONS <= _SIMPLE.get(name, set())
-        if is_simple and name == "array":
+        if is_simple and name == "array" and _has_counts(schema):
             return self._list(schema)
         if is_simple and name == "object" and properties_of(schema):
             return self._dictionary(schema)
@@ -121,7 +121,7 @@ class _PythonValues:
         return f'"[" ({body}){"" if least else "?"} "]"'
 
     def _dictionary(self, schema: dict[str, Any]) -> str:
-        required = schema.get("required", [])
+        required = required_of(schema)
         declared = properties_of(schema)
         members = [
             (f"{_choice([key])} {quoted(': ')} {self.value(value)}", key in required)
@@ -135,6 +135,11 @@ class _PythonValues:
             target = resolve({"$ref": reference}, self._root)
             self._builder.define(name, self.value(target))
         return self._references[reference]
+
+
+def _has_counts(schema: dict[str, Any]) -> bool:
+    counts = [schema[key] for key in ("minItems", "maxItems") if key in schema]
+    return all(isinstance(count, int) and count >= 0 for count in counts)
 
 
 def _choice(options: list[Any]) -> str:

@@ -45,6 +45,13 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
+def required_of(parameters: Mapping[str, Any]) -> list[str]:
+    """The names that must be there."""
+    required = resolve(dict(parameters), parameters).get("required")
+    names = required if isinstance(required, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
 def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
     """Empty if any type will do."""
     schema = resolve(schema, root)

@@ -6,6 +6,7 @@ words that end values, without which no walk would find an end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from functools import cache
@@ -14,6 +15,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from llmserve.grammar import GrammarError
 from llmserve.tool_parsers import PARSERS, Tool
 from tests.tool_parser_texts import FORMATS, Call, parse, parser_name
 
@@ -272,3 +274,37 @@ def test_text_that_reads_as_another_type_follows_its_schema(name: str, is_specia
 
     for value, is_good in ((5, True), (7, False), ("abc", True), ("abcd", False)):
         assert walker.accepts(FORMATS[name].write([("f", {"level": value})])) == is_good
+
+
+ODD_VALUES = [5, None, "x", [], {}, [1], {"a": 1}, True, -1, 1.5]
+KEYWORDS = [
+    *("required", "properties", "enum", "const", "minItems", "maxItems", "items", "anyOf", "oneOf"),
+    *(
+        "allOf",
+        "$ref",
+        "$defs",
+        "type",
+        "pattern",
+        "minLength",
+        "maxLength",
+        "additionalProperties",
+    ),
+]
+CALL_TEXT = (
+    "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_odd_schemas_are_read_or_refused(name: str, keyword: str) -> None:
+    parser = PARSERS[parser_name(name)]
+    for value in ODD_VALUES:
+        for kind in ({}, {"type": "string"}, {"type": "array"}, {"type": "object"}):
+            inner = {"type": "object", "properties": {"a": {**kind, keyword: value}}}
+            for schema in (inner, {"type": "object", keyword: value}):
+                tool = Tool("f", schema, is_strict=True)
+                with contextlib.suppress(GrammarError):
+                    parser.lark([tool], is_required=True, is_parallel=True, special_tokens={})
+                parse(name, [CALL_TEXT], tools=[tool])
