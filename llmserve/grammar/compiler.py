@@ -49,7 +49,8 @@ class GrammarCompiler:
         self._limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
         self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llmserve-grammar")
         self._lock = threading.Lock()
-        self._cache: collections.OrderedDict[GrammarSpec, Future[Grammar]] = (
+        # A grammar, or why there is none: an exception would keep all that led to it.
+        self._cache: collections.OrderedDict[GrammarSpec, Future[Grammar | str]] = (
             collections.OrderedDict()
         )
         self._markers: dict[str, Marker] = {}
@@ -63,7 +64,7 @@ class GrammarCompiler:
             if future is None or not future.done():
                 return None
             self._cache.move_to_end(spec)
-        return future.result()
+        return _unwrap(future.result())
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Blocks. Raises GrammarError for a grammar that cannot be used or takes too long."""
@@ -75,12 +76,12 @@ class GrammarCompiler:
         with self._lock:
             future = self._cache.get(spec)
             if future is None:
-                future = self._cache[spec] = self._pool.submit(self._build, spec)
+                future = self._cache[spec] = self._pool.submit(self._try_build, spec)
                 if len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
             self._cache.move_to_end(spec)
         try:
-            return future.result(self._timeout_s)
+            return _unwrap(future.result(self._timeout_s))
         except TimeoutError:
             raise GrammarError(
                 f"compiling the grammar takes more than {self._timeout_s:g} s; simplify it"
@@ -95,6 +96,14 @@ class GrammarCompiler:
     def close(self) -> None:
         """Ends the threads as soon as they are done with what they compile."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _try_build(self, spec: GrammarSpec) -> Grammar | str:
+        try:
+            return self._build(spec)
+        except GrammarError as error:
+            return str(error)
+        except RecursionError:
+            return "the grammar is nested too deeply"
 
     def _build(self, spec: GrammarSpec) -> Grammar:
         if not self._eos_token_ids:
@@ -127,3 +136,9 @@ class GrammarCompiler:
                     self._markers.clear()
                 self._markers[text] = marker
         return marker
+
+
+def _unwrap(result: Grammar | str) -> Grammar:
+    if isinstance(result, str):
+        raise GrammarError(result)
+    return result

@@ -130,3 +130,11 @@ def test_grammar_that_takes_too_long_to_translate_is_refused() -> None:
     message = refusal(GrammarKind.GBNF, f'root ::= r0\n{rules}\nr3000 ::= "c" root')
 
     assert message == "the grammar is too complex"
+
+
+def test_long_chain_of_rules_is_refused() -> None:
+    rules = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(3000))
+
+    message = refusal(GrammarKind.GBNF, f'root ::= r0\n{rules}\nr3000 ::= "c"')
+
+    assert message in ("the grammar is nested too deeply", "the grammar is too complex")
