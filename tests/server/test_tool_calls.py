@@ -97,3 +97,16 @@ async def test_unknown_parser_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StartupError, match=r"--tool-call-parser is 'nope'.*hermes"):
         async with serving(tool_call_parser="nope"):
             pass
+
+
+async def test_required_tool_whose_schema_cannot_be_held_to_is_refused() -> None:
+    parameters = {"type": "object", "properties": {"n": {"exclusiveMinimum": True}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+    async with serving() as served:
+        response = await served.chat(tools=[tool], tool_choice="required")
+
+        assert response.status == 400
+        error = response.json["error"]
+        assert error["param"] == "tools"
+        assert "exclusiveMinimum" in error["message"]
