@@ -9,7 +9,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "llmserve"
 
-BASE = {"core", "config", "errors", "env", "log", "files", "process_memory", "sd_notify", "__init__"}
+BASE = {
+    "core",
+    "config",
+    "errors",
+    "env",
+    "log",
+    "files",
+    "process_memory",
+    "sd_notify",
+    "__init__",
+}
 MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"server"},

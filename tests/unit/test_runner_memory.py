@@ -54,11 +54,11 @@ def make_plan(
 BLOCK_BYTES = 16_384
 
 
-def test_default_cache_has_256_mib() -> None:
+def test_default_cache_has_128_mib() -> None:
     plan = make_plan()
 
     assert plan.kv_spec.bytes_per_block == BLOCK_BYTES
-    assert plan.num_blocks * BLOCK_BYTES == 256 * MIB
+    assert plan.num_blocks * BLOCK_BYTES == 128 * MIB
     assert plan.max_model_len == 4096
 
 
@@ -152,10 +152,18 @@ def test_budget_names_every_part_in_lines() -> None:
     lines = plan.budget.lines()
 
     assert [row.name for row in plan.budget.rows] == ["weights", "KV cache", "activations", "rest"]
-    assert "16384 blocks of 16 tokens in float16: 64.0 x 4096 tokens" in lines[1]
-    assert "256.0 MiB" in lines[1]
+    assert "8192 blocks of 16 tokens in float16: 32.0 x 4096 tokens" in lines[1]
+    assert "128.0 MiB" in lines[1]
     assert sum(row.num_bytes for row in plan.budget.rows) == 4096 * MIB
 
 
 def test_available_memory_is_a_plausible_number() -> None:
     assert 16 * MIB < available_memory() < 1 << 50
+
+
+def test_logits_are_held_for_some_rows_only_however_many_sequences_run() -> None:
+    few = make_plan(scheduler=SchedulerConfig(max_num_seqs=16)).budget.rows[2]
+    many = make_plan(scheduler=SchedulerConfig(max_num_seqs=256)).budget.rows[2]
+
+    assert few.name == "activations"
+    assert few.num_bytes == many.num_bytes
