@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -293,25 +295,28 @@ def test_template_without_tools_has_no_parser() -> None:
     assert detect_parser("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}") is None
 
 
-PLUGIN = """
-from llmserve.tool_parsers import PARSERS, register
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "tool-parsers.md").read_text(encoding="utf-8")
 
 
-@register("shouting")
-class ShoutingParser(PARSERS["hermes"]):
-    markers = ("CALL!",)
-"""
-
-
-def test_plugin_adds_a_parser(tmp_path: Path) -> None:
+def test_documented_plugin_adds_a_parser(tmp_path: Path) -> None:
+    example = re.search(r"\n((?:    .*\n|\n)+)", DOCUMENT.partition("## Adding one")[2][2:])
+    assert example
     path = tmp_path / "my-plugin.py"
-    path.write_text(PLUGIN)
+    path.write_text(textwrap.dedent(example[1]))
     try:
         load_plugin(path)
 
-        assert parse("shouting", ['CALL!{"name": "f"}'])[:2] == ("", [("f", "{}")])
+        text = 'Well. CALL f {"a": "END"} END'
+        assert parse("shout", [text])[:2] == ("Well. ", [("f", '{"a": "END"}')])
+        assert parse("shout", [text[:-1]])[:2] == (text[:-1], [])
     finally:
-        PARSERS.pop("shouting", None)
+        PARSERS.pop("shout", None)
+
+
+def test_every_parser_is_documented() -> None:
+    rows = re.findall(r"^\| ([a-z0-9_, ]+) \| `", DOCUMENT, re.MULTILINE)
+
+    assert {name for row in rows for name in row.split(", ")} == set(PARSERS)
 
 
 def test_plugin_that_is_not_there_is_refused(tmp_path: Path) -> None:
