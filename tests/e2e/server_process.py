@@ -63,9 +63,11 @@ class ServerProcess:
         self._process.wait(10)
         self._reader.join(10)
 
-    def rss_bytes(self) -> int:
-        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    def peak_rss_bytes(self) -> int:
+        """The most resident memory that the process has had."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        (kib,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        return int(kib) * 1024
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
