@@ -10,25 +10,17 @@ from __future__ import annotations
 import torch
 
 from llmserve import _cpu_kernels
+from llmserve.kernels.checks import check, describe, output
 
 _CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
 
 
 def _check_heads(name: str, x: torch.Tensor) -> None:
     if x.dtype != torch.float32 or x.dim() != 3 or x.stride(2) != 1 or not x.is_cpu:
         raise ValueError(
             f"{name} must be float32 [num_tokens, num_heads, head_dim] in CPU memory with adjacent "
-            f"elements, not {_describe(x)}"
+            f"elements, not {describe(x)}"
         )
-
-
-def _check_ints(name: str, x: torch.Tensor, size: int) -> None:
-    if x.dtype != torch.int32 or x.shape != (size,) or not x.is_contiguous() or not x.is_cpu:
-        raise ValueError(f"{name} must be contiguous int32 of shape {(size,)}, not {_describe(x)}")
 
 
 def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
@@ -38,16 +30,16 @@ def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
             raise ValueError(
                 f"{name} must be float32, float16 or bfloat16 "
                 "[num_blocks, block_size, num_kv_heads, head_dim] in CPU memory, "
-                f"not {_describe(cache)}"
+                f"not {describe(cache)}"
             )
         _, _, num_kv_heads, head_dim = cache.shape
         strides = (num_kv_heads * head_dim, head_dim, 1)
         # The second look costs more and is needed where a dimension is 1, its stride being free.
         if cache.stride()[1:] != strides and not cache[:1].is_contiguous():
-            raise ValueError(f"each block of {name} must be contiguous, not {_describe(cache)}")
+            raise ValueError(f"each block of {name} must be contiguous, not {describe(cache)}")
     if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
         raise ValueError(
-            f"k_cache and v_cache must be alike, not {_describe(k_cache)} and {_describe(v_cache)}"
+            f"k_cache and v_cache must be alike, not {describe(k_cache)} and {describe(v_cache)}"
         )
     return _CACHE_TYPES[k_cache.dtype]
 
@@ -87,7 +79,7 @@ def write_kv(
     ):
         raise ValueError(
             f"slot_mapping must be contiguous int32 or int64 of shape {(num_tokens,)}, "
-            f"not {_describe(slot_mapping)}"
+            f"not {describe(slot_mapping)}"
         )
     _cpu_kernels.write_kv(
         k.data_ptr(),
@@ -158,25 +150,16 @@ def paged_attention(
     ):
         raise ValueError(
             "block_tables must be int32 [num_seqs, max_blocks] in CPU memory with adjacent "
-            f"elements, not {_describe(block_tables)}"
+            f"elements, not {describe(block_tables)}"
         )
     num_seqs, max_blocks = block_tables.shape
-    _check_ints("seq_lens", seq_lens, num_seqs)
-    _check_ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1)
+    check("seq_lens", seq_lens, torch.int32, (num_seqs,))
+    check("cu_seqlens_q", cu_seqlens_q, torch.int32, (num_seqs + 1,))
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window is {sliding_window}; it must be at least 1")
     if logit_softcap is not None and not logit_softcap > 0.0:
         raise ValueError(f"logit_softcap is {logit_softcap}; it must be above 0")
-    shape = (num_tokens, num_heads * head_dim)
-    if out is None:
-        out = torch.empty(shape)
-    elif (
-        out.dtype != torch.float32
-        or out.shape != shape
-        or not out.is_contiguous()
-        or not out.is_cpu
-    ):
-        raise ValueError(f"out must be contiguous float32 of shape {shape}, not {_describe(out)}")
+    out = output(out, (num_tokens, num_heads * head_dim))
     _cpu_kernels.paged_attention(
         q.data_ptr(),
         q.stride(0),
@@ -213,7 +196,7 @@ def copy_blocks(cache: torch.Tensor, block_copies: list[tuple[int, int]]) -> Non
     layout or device and IndexError for a block outside the cache.
     """
     if cache.dim() < 1 or not cache[:1].is_contiguous() or not cache.is_cpu:
-        raise ValueError(f"each block of the cache must be contiguous, not {_describe(cache)}")
+        raise ValueError(f"each block of the cache must be contiguous, not {describe(cache)}")
     _cpu_kernels.copy_blocks(
         cache.data_ptr(),
         cache.stride(0) * cache.element_size(),

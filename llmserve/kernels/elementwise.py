@@ -9,12 +9,9 @@ from __future__ import annotations
 import torch
 
 from llmserve import _cpu_kernels
+from llmserve.kernels.checks import check, describe, output
 
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
 
 
 def _row_strides(name: str, x: torch.Tensor) -> tuple[int, int]:
@@ -29,18 +26,11 @@ def _row_strides(name: str, x: torch.Tensor) -> tuple[int, int]:
     ):
         raise ValueError(
             f"{name} must be float32 of 1 to 3 dimensions in CPU memory with adjacent elements, "
-            f"not {_describe(x)}"
+            f"not {describe(x)}"
         )
     if ndim == 3:
         return strides[0], strides[1]
     return (strides[0], 0) if ndim == 2 else (0, 0)
-
-
-def _check_vector(name: str, x: torch.Tensor, size: int) -> None:
-    if x.dtype != torch.float32 or x.shape != (size,) or not x.is_contiguous() or not x.is_cpu:
-        raise ValueError(
-            f"{name} must be contiguous float32 of shape {(size,)}, not {_describe(x)}"
-        )
 
 
 def _rms_norm(
@@ -54,7 +44,7 @@ def _rms_norm(
     x_strides = _row_strides("x", x)
     shape = x.shape
     size = shape[-1]
-    _check_vector("weight", weight, size)
+    check("weight", weight, torch.float32, (size,))
     if out is None:
         out = torch.empty(shape)
     elif out.shape != shape:
@@ -152,7 +142,7 @@ def rotary(
     ):
         raise ValueError(
             f"positions must be contiguous int32 or int64 of shape {(num_tokens,)}, "
-            f"not {_describe(positions)}"
+            f"not {describe(positions)}"
         )
     for name, table in (("cos", cos), ("sin", sin)):
         if (
@@ -163,7 +153,7 @@ def rotary(
         ):
             raise ValueError(
                 f"{name} must be contiguous float32 [max_positions, rotary_dim / 2], "
-                f"not {_describe(table)}"
+                f"not {describe(table)}"
             )
     max_positions, half_dim = cos.shape
     if sin.shape != cos.shape or 2 * half_dim > min(q.shape[2], k.shape[2]):
@@ -207,16 +197,7 @@ def act_mul(
     if activation not in _ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}; known are {', '.join(_ACTIVATIONS)}")
     num_tokens, width = gate_up.shape
-    shape = (num_tokens, width // 2)
-    if out is None:
-        out = torch.empty(shape)
-    elif (
-        out.dtype != torch.float32
-        or out.shape != shape
-        or not out.is_contiguous()
-        or not out.is_cpu
-    ):
-        raise ValueError(f"out must be contiguous float32 of shape {shape}, not {_describe(out)}")
+    out = output(out, (num_tokens, width // 2))
     _cpu_kernels.act_mul(
         gate_up.data_ptr(),
         token_stride,
@@ -235,7 +216,7 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
     a cap that is not positive.
     """
     if x.dtype != torch.float32 or not x.is_contiguous() or not x.is_cpu:
-        raise ValueError(f"x must be contiguous float32 in CPU memory, not {_describe(x)}")
+        raise ValueError(f"x must be contiguous float32 in CPU memory, not {describe(x)}")
     if not cap > 0.0:
         raise ValueError(f"cap is {cap}; it must be above 0")
     _cpu_kernels.softcap(x.data_ptr(), x.numel(), cap)

@@ -11,25 +11,12 @@ from __future__ import annotations
 import torch
 
 from llmserve import _cpu_kernels
+from llmserve.kernels.checks import check, output
 from llmserve.kernels.weight import Weight
 
 
-def _check(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if (
-        tensor.dtype != dtype
-        or tuple(tensor.shape) != shape
-        or not tensor.is_contiguous()
-        or tensor.device.type != "cpu"
-    ):
-        raise ValueError(
-            f"{name} must be contiguous {dtype} of shape {shape} in CPU memory, not "
-            f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()} "
-            f"on {tensor.device}"
-        )
-
-
 def _check_weight(weight: Weight) -> None:
-    _check(weight.data, "weight.data", torch.uint8, tuple(weight.data.shape))
+    check("weight.data", weight.data, torch.uint8, tuple(weight.data.shape))
 
 
 def linear(
@@ -48,14 +35,11 @@ def linear(
     if x.dim() != 2:
         raise ValueError(f"x must have the shape [num_tokens, num_cols], not {tuple(x.shape)}")
     num_tokens = x.shape[0]
-    _check(x, "x", torch.float32, (num_tokens, weight.num_cols))
+    check("x", x, torch.float32, (num_tokens, weight.num_cols))
     _check_weight(weight)
     if bias is not None:
-        _check(bias, "bias", torch.float32, (weight.num_rows,))
-    if out is None:
-        out = torch.empty(num_tokens, weight.num_rows)
-    else:
-        _check(out, "out", torch.float32, (num_tokens, weight.num_rows))
+        check("bias", bias, torch.float32, (weight.num_rows,))
+    out = output(out, (num_tokens, weight.num_rows))
     _cpu_kernels.linear(
         x.data_ptr(),
         weight.data.data_ptr(),
@@ -76,7 +60,7 @@ def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
     Returns float32 [num_tokens, num_cols]. Raises ValueError for a wrong dtype, layout or device
     and IndexError for an id outside the matrix.
     """
-    _check(token_ids, "token_ids", torch.int64, (token_ids.numel(),))
+    check("token_ids", token_ids, torch.int64, (token_ids.numel(),))
     _check_weight(weight)
     out = torch.empty(token_ids.numel(), weight.num_cols)
     _cpu_kernels.embedding(

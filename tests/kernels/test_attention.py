@@ -353,8 +353,8 @@ def test_number_of_threads_does_not_change_a_bit(
         ({"block_tables": torch.zeros(1, 2, dtype=torch.int32)}, "sequence 0 of length 40"),
         ({"seq_lens": torch.tensor([40, 40], dtype=torch.int32)}, "seq_lens must be"),
         ({"seq_lens": torch.tensor([2], dtype=torch.int32)}, "sequence 0 of length 2"),
-        ({"seq_lens": torch.tensor([40])}, "seq_lens must be contiguous int32"),
-        ({"cu_seqlens_q": torch.tensor([0, 3])}, "cu_seqlens_q must be contiguous int32"),
+        ({"seq_lens": torch.tensor([40])}, "seq_lens must be contiguous torch.int32"),
+        ({"cu_seqlens_q": torch.tensor([0, 3])}, "cu_seqlens_q must be contiguous torch.int32"),
         ({"cu_seqlens_q": torch.tensor([1, 3], dtype=torch.int32)}, "must start with 0"),
     ],
 )
@@ -371,8 +371,8 @@ def test_unfit_tensors_are_refused(change: dict[str, torch.Tensor], message: str
     [
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"logit_softcap": -1.0}, "logit_softcap is -1.0"),
-        ({"out": torch.zeros(3, 4, 32)}, "out must be contiguous float32"),
-        ({"out": torch.zeros(3, 128, dtype=torch.float16)}, "out must be contiguous float32"),
+        ({"out": torch.zeros(3, 4, 32)}, "out must be contiguous torch.float32"),
+        ({"out": torch.zeros(3, 128, dtype=torch.float16)}, "out must be contiguous torch.float32"),
     ],
 )
 def test_unfit_options_are_refused(options: dict[str, int], message: str) -> None:
