@@ -103,6 +103,10 @@ def bind(config: FrontendConfig) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise StartupError(
+                f"{config.host} is no address of this machine; choose another with --host"
+            ) from error
         raise StartupError(
             f"port {config.port} on {config.host} is already in use or not allowed "
             f"({error.strerror}); choose another with --port"
@@ -117,7 +121,8 @@ def _bind_unix(path: str) -> socket.socket:
         listener.bind(path)
     except OSError as error:
         listener.close()
-        raise StartupError(f"--uds {path} cannot be used: {error.strerror}") from error
+        # Without a number it is Python's own: the path does not fit into a socket's address.
+        raise StartupError(f"--uds {path} cannot be used: {error.strerror or error}") from error
     return listener
 
 

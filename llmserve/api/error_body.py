@@ -94,7 +94,7 @@ def response_for(error: RequestError | EngineError) -> web.Response:
     return error_response(error.status, describe(error), headers)
 
 
-def response_for_http_exception(request: web.Request, error: web.HTTPException) -> web.Response:
+def response_for_http_exception(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """aiohttp's own refusals (404, 405, 413, ...) in our shape; Allow and such are kept."""
     where = f"{request.method} {request.path[:200]}"
     messages = {

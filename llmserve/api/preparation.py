@@ -22,6 +22,11 @@ from llmserve.errors import RequestError
 
 _R = TypeVar("_R", bound=GenerationFields)
 
+# An answer of more log-probabilities than this takes gigabytes of memory. Up to so many per token
+# the context bounds them.
+_MAX_LOGPROBS = 1 << 20
+_FEW_LOGPROBS = 1000
+
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # names that are safe in a header
 
 
@@ -130,6 +135,7 @@ def make_generations(
             field,
         )
         check_min_tokens(sampling.min_tokens, max_tokens)
+        check_num_logprobs(sampling, len(prompt.token_ids), n * max_tokens)
         # Equal prompts of a batch differ, unless the request fixes the seed.
         seed = context.draw_seed() if request.seed is None else sampling.seed
         generations.append(
@@ -144,6 +150,22 @@ def make_generations(
             )
         )
     return generations
+
+
+def check_num_logprobs(sampling: SamplingParams, num_prompt_tokens: int, num_tokens: int) -> None:
+    """Refuses log-probabilities of so many tokens that the answer would not fit into memory."""
+    for field, per_token, count in (
+        ("logprobs", sampling.num_logprobs, num_tokens),
+        ("prompt_logprobs", sampling.num_prompt_logprobs, num_prompt_tokens),
+    ):
+        if per_token is not None and per_token > _FEW_LOGPROBS:
+            num_entries = per_token * count
+            if num_entries > _MAX_LOGPROBS:
+                raise RequestError(
+                    f"{field} asks for {per_token} log-probabilities of each of {count} tokens; "
+                    f"at most {_MAX_LOGPROBS} are given in one answer",
+                    param=field,
+                )
 
 
 def token_names(request: GenerationFields, context: ApiContext) -> TokenNames:

@@ -15,7 +15,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from llmserve.api.context import CONTEXT
-from llmserve.api.error_body import describe_bug, error_object, error_response
+from llmserve.api.error_body import (
+    describe_bug,
+    error_object,
+    error_response,
+    response_for_http_exception,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +54,15 @@ class _RequestHandler(web.RequestHandler):
         self._forget_timer()
         super().connection_lost(exc)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Puts a refusal that no middleware has seen, as of an unknown Expect, in our shape."""
+        if isinstance(resp, web.HTTPException):
+            resp = response_for_http_exception(request, resp)
+            resp.headers["X-Request-Id"] = uuid4().hex
+        return await super().finish_response(request, resp, start_time)
+
     def log_exception(self, *args: Any, **kwargs: Any) -> None:
         """A body that cannot be read has had its 400, and is met again when its rest is skipped."""
         if not isinstance(kwargs.get("exc_info"), web.RequestPayloadError):
@@ -73,7 +87,7 @@ class _RequestHandler(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun; its connection cannot be used again")
         request_id = uuid4().hex
-        headers = {"X-Request-Id": request_id}
+        headers = {"X-Request-Id": request_id, "Server": "llmserve"}
         if isinstance(exc, HttpProcessingError) or status < 500:
             logger.debug("refused a malformed HTTP request from %s: %s", request.remote, exc)
             reason = " ".join((message or "it cannot be parsed").split())[:200]

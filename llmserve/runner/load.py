@@ -11,10 +11,13 @@ import torch
 from llmserve import kernels
 from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
+from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
 from llmserve.models import build_decoder, read_model
 from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
 from llmserve.runner.runner import ModelRunner
+
+_MAX_THREADS_PER_CPU = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ def _set_threads(num_threads: int | None) -> None:
         # What is left to torch is small and element-wise: a second set of threads would only
         # contend with the kernels' own.
         torch.set_num_threads(1)
+    limit = _MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
+    if num_threads is not None and num_threads > limit:
+        raise StartupError(
+            f"--threads is {num_threads}; on this machine it must be at most {limit}"
+        )
     kernels.set_num_threads(num_threads or _num_physical_cores())
 
 

@@ -165,6 +165,9 @@ def test_file_that_is_no_socket_is_never_removed(tmp_path: Path) -> None:
         (["--chat-template", "{% if %}"], "chat-template"),
         (["--uds", "/does/not/exist/socket"], "--uds"),
         (["--host", "no.such.host.invalid"], "--host"),
+        (["--host", "192.0.2.1"], "choose another with --host"),
+        (["--uds", "/tmp/" + "x" * 200], "too long"),
+        (["--threads", "5000"], "--threads is 5000"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else None,
 )

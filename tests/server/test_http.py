@@ -375,3 +375,21 @@ async def test_unknown_content_encoding_is_a_415(served: Served) -> None:
 
     assert answer.status == 415
     assert "rot13" in answer.error["message"]
+
+
+async def test_unknown_expectation_is_refused_in_the_error_shape(served: Served) -> None:
+    status, headers, body = await raw(
+        served, b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n"
+    )
+
+    assert status == 417
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert headers["x-request-id"]
+    assert headers["server"] == "llmserve"
+
+
+async def test_malformed_http_names_no_other_server(served: Served) -> None:
+    status, headers, _ = await raw(served, b"GET / HTTP/1.1\r\nHost x\r\n\r\n")
+
+    assert status == 400
+    assert headers["server"] == "llmserve"
