@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from llmserve.api.body import INLINE_BYTES
 from llmserve.api.context import ApiContext
@@ -50,13 +50,22 @@ def split_prompts(value: object) -> list[str | list[int]]:
     if kinds == {int}:
         return [value]
     if kinds != {list}:
-        refuse("prompt", value, _PROMPT_FORMS)
+        _refuse_mixture(value)
     for position, ids in enumerate(value):
         if not id_list(ids, f"prompt[{position}]"):
             raise RequestError(
                 f"prompt[{position}] is an empty list; it must hold token ids", param="prompt"
             )
     return list(value)
+
+
+def _refuse_mixture(value: list[object]) -> NoReturn:
+    """Names the first element that cannot stand there, beside the first one if that can."""
+    first = type(value[0])
+    for position, item in enumerate(value):
+        if type(item) not in (str, int, list) or type(item) is not first:
+            refuse(f"prompt[{position}]", item, f"part of {_PROMPT_FORMS}")
+    refuse("prompt", value, _PROMPT_FORMS)
 
 
 def encode_prompt(
