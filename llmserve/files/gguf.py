@@ -261,8 +261,8 @@ class _Parser:
         data, size, pos, unpack = self._data, self._size, self._pos, _U64.unpack_from
         if count > min((size - pos) // 8, _MAX_STRINGS):
             self._fail(
-                f"claims {count} strings for {quoted(key)}, more than the file holds "
-                f"or than the limit of {_MAX_STRINGS}"
+                f"claims {count} strings for {quoted(key)}, more than the file holds (was it "
+                f"cut short?) or than the limit of {_MAX_STRINGS}"
             )
         starts: list[int] = []
         append = starts.append
@@ -332,7 +332,10 @@ class _Parser:
         except ValueError as error:
             self._fail(f"has a wrong shape for {quoted(name)}: {error}")
         if not 0 < num_bytes <= self._size:
-            self._fail(f"has the shape {list(shape)} for {quoted(name)}, which it cannot hold")
+            self._fail(
+                f"has the shape {list(shape)} for {quoted(name)}, which it cannot hold "
+                "(was it cut short?)"
+            )
         return GGUFTensor(name, ggml_type, shape, offset, num_bytes)
 
     def _tensor_type(self, name: str, number: int) -> GGMLType:
