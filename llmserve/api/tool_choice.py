@@ -9,9 +9,17 @@ from typing import Any
 from llmserve.api.fields import refuse
 from llmserve.errors import RequestError
 from llmserve.tool_parsers import Tool
+from llmserve.tool_parsers.schema_types import resolve
 
 _CHOICES = "none, auto, required, an object naming a tool, or one with allowed_tools"
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+# Where one of these says what an object may hold, a schema without properties does not mean {}.
+_OTHER_MEMBERS = frozenset(
+    {
+        *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
+        *("minProperties", "required", "dependentSchemas", "dependentRequired"),
+        *("allOf", "anyOf", "oneOf", "not", "if", "enum", "const"),
+    }
+)
 
 
 class ToolMode(enum.Enum):
@@ -29,6 +37,7 @@ class ToolChoice:
 
     mode: ToolMode
     tools: tuple[Tool, ...] = ()
+    is_restricted: bool = False  # the request has tools that may not be called
 
     @property
     def is_forced(self) -> bool:
@@ -82,7 +91,7 @@ def _read_allowed_tools(choice: dict[str, Any], tools: list[dict[str, Any]]) -> 
     }
     chosen = [tool for tool in tools if tool["function"]["name"] in names]
     is_forced = mode == "required"
-    return ToolChoice(ToolMode(mode), _tools(chosen, is_forced=is_forced))
+    return ToolChoice(ToolMode(mode), _tools(chosen, is_forced=is_forced), is_restricted=True)
 
 
 def _name(entry: object, tools: list[dict[str, Any]], where: str) -> str:
@@ -103,8 +112,19 @@ def _tools(tools: list[dict[str, Any]], *, is_forced: bool) -> tuple[Tool, ...]:
     return tuple(
         Tool(
             name=tool["function"]["name"],
-            parameters=tool["function"].get("parameters") or _NO_PARAMETERS,
+            parameters=_parameters(tool["function"]),
             is_strict=is_forced or bool(tool["function"].get("strict")),
         )
         for tool in tools
     )
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    """A tool that declares no parameters takes {} only; a model would invent some without end."""
+    parameters: dict[str, Any] = function.get("parameters") or {}
+    top = resolve(parameters, parameters)
+    if top.get("properties") or any(top.get(key) for key in _OTHER_MEMBERS):
+        return parameters
+    if "additionalProperties" in top:
+        return parameters
+    return {"type": "object", "properties": {}, "additionalProperties": False}
