@@ -98,7 +98,14 @@ class ChatRun:
 
 
 def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The same error in the words of the caller's API."""
+    """The same error in the words of the caller's API, where functions are written flat."""
+    if ".function." in (error.param or ""):
+        error = RequestError(
+            error.message.replace(".function.", "."),
+            param=(error.param or "").replace(".function.", "."),
+            code=error.code,
+            status=error.status,
+        )
     field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
     new = names.get(field)
     if new is None or error.param is None:

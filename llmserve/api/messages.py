@@ -13,6 +13,7 @@ _TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # type of a part -> key of
 _UNSUPPORTED_PARTS = (
     *("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds"),
 )
+MAX_NAME_CHARS = 128  # of a tool; what Anthropic allows, twice as many as OpenAI
 # A conversation without text in one of these roles is a mistake of the caller.
 _ROLES_WITH_CONTENT = ("system", "developer", "user", "tool")
 
@@ -78,17 +79,43 @@ def _check_tool_calls(calls: object, where: str) -> None:
 
 
 def check_tools(value: object, field: str) -> list[dict[str, Any]]:
-    """Raises RequestError unless `value` is a list of function tools."""
+    """Raises RequestError unless `value` is a list of function tools, each with its own name."""
     if not isinstance(value, list):
         refuse(field, value, "a list of tools")
+    names: set[str] = set()
     for position, tool in enumerate(value):
         where = f"{field}[{position}]"
         if not isinstance(tool, dict) or tool.get("type", "function") != "function":
             refuse(where, tool, "an object with the type function")
         function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict):
             refuse(f"{where}.function", function, "an object with a name")
-        parameters = function.get("parameters")
-        if parameters is not None and not isinstance(parameters, dict):
-            refuse(f"{where}.function.parameters", parameters, "a JSON schema")
+        name = _check_function(function, f"{where}.function")
+        if name in names:
+            refuse(f"{where}.function.name", name, "a name that no other tool has")
+        names.add(name)
     return [tool if "type" in tool else {"type": "function", **tool} for tool in value]
+
+
+def _check_function(function: dict[str, Any], where: str) -> str:
+    """Returns its name."""
+    name = function.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+        refuse(f"{where}.name", name, f"a string of 1 to {MAX_NAME_CHARS} characters")
+    description, strict = function.get("description"), function.get("strict")
+    if description is not None and not isinstance(description, str):
+        refuse(f"{where}.description", description, "a string")
+    if strict is not None and not isinstance(strict, bool):
+        refuse(f"{where}.strict", strict, "true or false")
+    parameters = function.get("parameters")
+    if parameters is not None and not is_object_schema(parameters):
+        refuse(f"{where}.parameters", parameters, "a JSON schema of the type object")
+    return name
+
+
+def is_object_schema(schema: object) -> bool:
+    """Whether it may be the parameters of a tool; a schema without a type counts."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        return False
+    types = schema.get("type", "object")
+    return "object" in types if isinstance(types, list) else types == "object"

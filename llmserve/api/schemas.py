@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema, model_validator
 
 from llmserve.api.fields import (
     INT64_MAX,
@@ -29,12 +29,15 @@ from llmserve.api.grammar_fields import (
     ResponseFormat,
     StructuredOutputs,
 )
-from llmserve.api.messages import check_messages, check_tools
+from llmserve.api.messages import MAX_NAME_CHARS, check_messages, check_tools
 from llmserve.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_CACHE_SALT_CHARS = 128
 MAX_N = 128
+
+# Fields that clients also send in chat_template_kwargs.
+_FIELD_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
 
 # Accepted because clients send them; they change nothing here.
 NO_EFFECT_FIELDS = frozenset(
@@ -160,9 +163,10 @@ _TOOL = {
             "type": "object",
             "required": ["name"],
             "properties": {
-                "name": {"type": "string"},
+                "name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS},
                 "description": {"type": ["string", "null"]},
                 "parameters": {"type": ["object", "null"]},
+                "strict": {"type": ["boolean", "null"]},
             },
         },
     },
@@ -275,6 +279,17 @@ class TemplateFields(BaseModel):
         list[dict[str, Any]], checked(check_tools, {"type": "array", "items": _TOOL})
     ] = []
     reasoning_effort: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_fields(cls, body: dict[str, Any]) -> dict[str, Any]:
+        """Variables of the template that are fields become these, unless the body has them."""
+        variables = body.get("chat_template_kwargs")
+        if not isinstance(variables, dict):
+            return body
+        moved = {k: v for k, v in variables.items() if k in _FIELD_VARIABLES and v is not None}
+        left = {k: v for k, v in variables.items() if k not in _FIELD_VARIABLES}
+        return {**moved, **body, "chat_template_kwargs": left}
 
 
 class ChatRequest(GenerationFields, TemplateFields):

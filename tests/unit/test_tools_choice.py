@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 
+from llmserve.api.messages import check_tools
 from llmserve.api.tool_choice import ToolMode, read_tool_choice
 from llmserve.errors import RequestError
+from llmserve.grammar import GrammarKind
+from llmserve.tool_parsers import PARSERS
+from tests.grammar_builders import accepts
+from tests.tool_parser_texts import FORMATS, parser_name
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
 
+# The other spellings are read, but no grammar asks for them.
+SPELLED_BY_GRAMMARS = sorted(FORMATS.keys() - {"mistral named", "granite tag", "granite bare"})
 TOOLS = [tool("a", parameters={"type": "object"}), tool("b", strict=True), tool("c")]
 
 
@@ -91,3 +98,77 @@ def test_malformed_choice_is_refused_by_name(choice: Any, param: str) -> None:
 def test_choice_needs_tools(choice: Any) -> None:
     with pytest.raises(RequestError, match="the request has none"):
         read_tool_choice(choice, [])
+
+
+@pytest.mark.parametrize("name", SPELLED_BY_GRAMMARS)
+@pytest.mark.parametrize(
+    ("parameters", "takes_any"),
+    [
+        (None, False),
+        ({}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"$ref": "#/$defs/p", "$defs": {"p": {"type": "object"}}}, False),
+        ({"type": "object", "additionalProperties": False}, False),
+        ({"type": "object", "additionalProperties": True}, True),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, True),
+    ],
+)
+def test_tool_without_declared_parameters_takes_none(
+    name: str, parameters: Any, takes_any: bool
+) -> None:
+    choice = read_tool_choice("required", [tool("f", parameters=parameters)])
+    source = PARSERS[parser_name(name)].lark(
+        list(choice.tools), is_required=True, is_parallel=False, special_tokens={}
+    )
+
+    def takes(arguments: dict[str, Any]) -> bool:
+        text = FORMATS[name].write([("f", arguments)])
+        return any(
+            accepts(GrammarKind.LARK, source, spelled)
+            for spelled in (text, text.replace('": {"', '":{"'), text.replace(": ", ":"))
+        )
+
+    assert takes({})
+    assert takes({"x": 1}) == takes_any
+
+
+@pytest.mark.parametrize("parameters", [{"required": ["x"]}, {"anyOf": [{"required": ["x"]}]}])
+def test_schema_that_names_members_in_other_ways_stays(parameters: dict[str, Any]) -> None:
+    (read,) = read_tool_choice("required", [tool("f", parameters=parameters)]).tools
+
+    assert read.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("function", "key"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "x" * 129}, "name"),
+        ({"name": 5}, "name"),
+        ({"parameters": {"type": "array"}}, "parameters"),
+        ({"parameters": {"type": ["string", "null"]}}, "parameters"),
+        ({"parameters": {"type": "object", "properties": []}}, "parameters"),
+        ({"parameters": 5}, "parameters"),
+        ({"strict": "yes"}, "strict"),
+        ({"description": 5}, "description"),
+    ],
+)
+def test_malformed_tool_is_refused_by_name(function: dict[str, Any], key: str) -> None:
+    with pytest.raises(RequestError) as error:
+        check_tools([tool("a"), {"function": {"name": "f", **function}}], "tools")
+
+    assert error.value.param == f"tools[1].function.{key}"
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(RequestError, match="no other tool has") as error:
+        check_tools([tool("a"), tool("b"), tool("a")], "tools")
+
+    assert error.value.param == "tools[2].function.name"
+
+
+@pytest.mark.parametrize("parameters", [{}, {"properties": {}}, {"type": ["object", "null"]}])
+def test_tools_may_leave_things_out(parameters: dict[str, Any]) -> None:
+    tools = [tool("a-b.c/d", parameters=parameters, strict=True, description=""), tool("x")]
+
+    assert check_tools(tools, "tools") == tools

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from llmserve.api.anthropic.blocks import check_messages, check_system
 from llmserve.api.fields import checked, integer, real, refuse, refuse_unsupported
+from llmserve.api.messages import is_object_schema
 
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -71,8 +72,11 @@ def _tools(value: object, field: str) -> list[dict[str, Any]]:
             refuse_unsupported(where, f"tools of the type {kind!r} are not built in; use custom")
         if not isinstance(tool.get("name"), str) or not tool["name"]:
             refuse(f"{where}.name", tool.get("name"), "the name of a tool")
-        if not isinstance(tool.get("input_schema"), dict):
-            refuse(f"{where}.input_schema", tool.get("input_schema"), "a JSON schema")
+        if not is_object_schema(tool.get("input_schema")):
+            refuse(
+                *(f"{where}.input_schema", tool.get("input_schema")),
+                "a JSON schema of the type object",
+            )
     return value
 
 
