@@ -150,6 +150,7 @@ def render(messages: list[dict[str, Any]], fields: TemplateFields, context: ApiC
     if fields.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
     template = context.chat_template
+    template.check_variables(kwargs)
     if fields.chat_template is not None:
         if not context.config.trust_request_chat_template:
             raise RequestError(

@@ -67,12 +67,20 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens or {})
         self._content_format = content_format
         self._variables = dict(variables or {})
-        _refuse_reserved(self._variables)
+        self.check_variables(self._variables)
         self._templates = {
             name: self._compile(source, max_code_chars) for name, source in self.sources.items()
         }
         self._max_seconds: float | None = None
         self._make = functools.lru_cache(_NUM_KEPT)(self._make_other)
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """Raises RequestError for a name that is a parameter of `render` or a special token."""
+        taken = variables.keys() & (_RESERVED | self._special_tokens.keys())
+        if taken:
+            raise RequestError(
+                f"chat_template_kwargs must not hold {min(taken)!r}", param="chat_template_kwargs"
+            )
 
     def with_source(self, source: str) -> ChatTemplate:
         """The same with another template, from a request. Raises RequestError."""
@@ -104,12 +112,11 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text; `kwargs` are further variables of the template.
+        """The prompt's text; `kwargs` are further variables, which check_variables allows.
 
         `continue_final_message` ends the text with the last message's, to be gone on with. Raises
         RequestError with the template's own words if it refuses the conversation.
         """
-        _refuse_reserved(kwargs)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt cannot both be true",
@@ -181,14 +188,6 @@ class ChatTemplate:
             reason = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
             message = f"the chat template cannot render this conversation: {reason}"
             raise RequestError(message, param="messages") from error
-
-
-def _refuse_reserved(variables: Mapping[str, Any]) -> None:
-    reserved = _RESERVED & variables.keys()
-    if reserved:
-        raise RequestError(
-            f"chat_template_kwargs must not hold {min(reserved)!r}", param="chat_template_kwargs"
-        )
 
 
 def _mark_end(messages: list[Message], given: Sequence[Mapping[str, Any]]) -> str:

@@ -111,8 +111,9 @@ async def test_template_kwargs_reach_the_template(served: Served) -> None:
     assert body["choices"][0]["message"]["content"] == "abXY"
 
 
-async def test_template_kwargs_cannot_replace_the_conversation(served: Served) -> None:
-    answer = await served.chat(chat_template_kwargs={"messages": []})
+@pytest.mark.parametrize("name", ["messages", "tools"])
+async def test_template_kwargs_cannot_replace_the_conversation(served: Served, name: str) -> None:
+    answer = await served.chat(chat_template_kwargs={name: [1]})
 
     assert (answer.status, answer.error["param"]) == (400, "chat_template_kwargs")
 

@@ -57,6 +57,19 @@ async def test_the_answer_has_strings_only_if_they_are_asked_for(served: Served)
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "ab TOOLS f!"),
         ({"messages": [USER, REPLY], "continue_final_message": True}, "abcd"),
         ({"chat_template_kwargs": {"suffix": "?"}}, "ab?"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "ab"),
+        ({"chat_template_kwargs": {"documents": [], "continue_final_message": None}}, "ab!"),
+        (
+            {"messages": [USER, REPLY], "chat_template_kwargs": {"continue_final_message": True}},
+            "abcd",
+        ),
+        (
+            {
+                "add_generation_prompt": True,
+                "chat_template_kwargs": {"add_generation_prompt": False, "suffix": "?"},
+            },
+            "ab?",
+        ),
     ],
 )
 async def test_a_conversation_is_rendered_as_the_fields_say(
@@ -65,6 +78,24 @@ async def test_a_conversation_is_rendered_as_the_fields_say(
     async with serving(chat_template_kwargs='{"suffix": "!"}') as served:
         made = {"messages": [USER], **fields}
         assert await tokens(served, **made) == ids(text)
+
+
+@pytest.mark.parametrize(
+    ("variables", "param"),
+    [
+        ({"documents": 5}, "documents"),
+        ({"add_generation_prompt": "x"}, "add_generation_prompt"),
+        ({"tools": [1]}, "chat_template_kwargs"),
+    ],
+)
+async def test_variables_that_are_fields_are_checked_as_these(
+    served: Served, variables: dict[str, Any], param: str
+) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": variables}
+
+    for path in ("/tokenize", "/v1/chat/completions", "/v1/chat/completions/render"):
+        answer = await served.post(path, body)
+        assert (answer.status, answer.error["param"]) == (400, param)
 
 
 async def test_special_tokens_can_be_left_out(served: Served) -> None:

@@ -221,9 +221,13 @@ def test_further_variables_reach_the_template() -> None:
     assert text == theirs(CHATML, [USER], enable_thinking=False, add_generation_prompt=True)
 
 
-def test_variables_with_fields_of_their_own_are_refused() -> None:
-    with pytest.raises(RequestError, match="must not hold 'messages'"):
-        ChatTemplate(CHATML, TOKENS).render([USER], messages=[])
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "bos_token", "eos_token"])
+def test_variables_with_fields_of_their_own_and_special_tokens_are_refused(name: str) -> None:
+    template = ChatTemplate(CHATML, TOKENS)
+
+    template.check_variables({"enable_thinking": False, "pad_token": "x"})
+    with pytest.raises(RequestError, match=f"must not hold '{name}'"):
+        template.check_variables({name: [], "enable_thinking": False})
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -433,9 +437,14 @@ def test_variables_that_are_no_json_object_are_refused(text: str) -> None:
         FrontendConfig(chat_template_kwargs=text)
 
 
-def test_variables_of_the_server_must_not_take_the_place_of_fields(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="--chat-template-kwargs must not hold 'messages'"):
-        rendered(make_files(tmp_path), chat_template="x{{", chat_template_kwargs='{"messages": 1}')
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_of_the_server_must_not_take_the_place_of_fields(
+    name: str, tmp_path: Path
+) -> None:
+    variables = json.dumps({name: False})
+
+    with pytest.raises(StartupError, match=f"--chat-template-kwargs must not hold '{name}'"):
+        rendered(make_files(tmp_path), chat_template="x{{", chat_template_kwargs=variables)
 
 
 def test_names_of_a_namespace_do_not_begin_with_an_underscore() -> None:
