@@ -14,7 +14,7 @@ from llmserve.api.fields import check_vocabulary, id_list, refuse
 from llmserve.api.schemas import GenerationFields, TemplateFields
 from llmserve.api.structured import NeedsThreadError
 from llmserve.errors import ContextLengthError, RequestError
-from llmserve.tokenizer import SlowTemplateError, encode_chat
+from llmserve.tokenizer import ChatTemplate, SlowTemplateError, encode_chat, shared_limit
 
 _R = TypeVar("_R")
 
@@ -149,26 +149,30 @@ def render(messages: list[dict[str, Any]], fields: TemplateFields, context: ApiC
     kwargs = dict(fields.chat_template_kwargs)
     if fields.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", fields.reasoning_effort)
-    template = context.chat_template
-    template.check_variables(kwargs)
-    if fields.chat_template is not None:
-        if not context.config.trust_request_chat_template:
-            raise RequestError(
-                "chat_template in a request needs a server with --trust-request-chat-template",
-                param="chat_template",
-            )
-        template = template.with_source(fields.chat_template)
+    context.chat_template.check_variables(kwargs)
     add_generation_prompt = fields.add_generation_prompt
     if add_generation_prompt is None:
         add_generation_prompt = not fields.continue_final_message
-    return template.render(
-        messages,
-        tools=fields.tools or None,
-        documents=fields.documents,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=fields.continue_final_message,
-        **kwargs,
-    )
+    with shared_limit():
+        return _template_of(fields, context).render(
+            messages,
+            tools=fields.tools or None,
+            documents=fields.documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            **kwargs,
+        )
+
+
+def _template_of(fields: TemplateFields, context: ApiContext) -> ChatTemplate:
+    if fields.chat_template is None:
+        return context.chat_template
+    if not context.config.trust_request_chat_template:
+        raise RequestError(
+            "chat_template in a request needs a server with --trust-request-chat-template",
+            param="chat_template",
+        )
+    return context.chat_template.with_source(fields.chat_template)
 
 
 def truncate(

@@ -3,6 +3,7 @@
 from llmserve.tokenizer.chat_template import ChatTemplate, SlowTemplateError
 from llmserve.tokenizer.chunked import ChunkedEncoder
 from llmserve.tokenizer.load import encode_chat, load_chat_template, load_tokenizer
+from llmserve.tokenizer.template_budget import shared_limit
 from llmserve.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "encode_chat",
     "load_chat_template",
     "load_tokenizer",
+    "shared_limit",
 ]

@@ -72,6 +72,7 @@ class ChatTemplate:
             name: self._compile(source, max_code_chars) for name, source in self.sources.items()
         }
         self._max_seconds: float | None = None
+        self._blamed = "messages"  # the field of a request at which a rendering fails
         self._make = functools.lru_cache(_NUM_KEPT)(self._make_other)
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
@@ -138,13 +139,15 @@ class ChatTemplate:
         return _cut_at_mark(text, last_text) if continue_final_message else text
 
     def _make_other(self, source: str) -> ChatTemplate:
-        return ChatTemplate(
+        made = ChatTemplate(
             source,
             self._special_tokens,
             self._content_format,
             self._variables,
             max_code_chars=_MAX_CODE_CHARS,
         )
+        made._blamed = "chat_template"
+        return made
 
     def _compile(self, source: str, max_code_chars: int | None) -> _Template:
         try:
@@ -180,14 +183,14 @@ class ChatTemplate:
             if isinstance(error, TemplateTimeError) and self._max_seconds is not None:
                 raise SlowTemplateError(str(error)) from error
             message = f"the chat template was stopped: {error}"
-            raise RequestError(message, param="messages") from error
+            raise RequestError(message, param=self._blamed) from error
         except RecursionError as error:
             message = "the chat template or the messages are too deeply nested"
-            raise RequestError(message, param="messages") from error
+            raise RequestError(message, param=self._blamed) from error
         except Exception as error:  # a template can raise whatever an operation in it raises
             reason = str(error)[:_MAX_MESSAGE_CHARS] or type(error).__name__
             message = f"the chat template cannot render this conversation: {reason}"
-            raise RequestError(message, param="messages") from error
+            raise RequestError(message, param=self._blamed) from error
 
 
 def _mark_end(messages: list[Message], given: Sequence[Mapping[str, Any]]) -> str:

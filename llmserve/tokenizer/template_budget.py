@@ -7,10 +7,12 @@ measured once per rendering.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
+from itertools import islice
 from typing import Any
 
 MAX_SECONDS = 5.0  # of CPU time
@@ -20,6 +22,9 @@ NODE_BYTES = 64  # of an entry of a list or dict, roughly
 
 _SHARED = (list, tuple, set, frozenset)
 _VIEWS = (KeysView, ValuesView, ItemsView)
+_MEASURED_AT_ONCE = 4096  # entries of a container between two looks at the clock
+
+_shared = threading.local()  # its `deadline`: of all that this thread renders at present
 
 
 class TemplateLimitError(Exception):
@@ -28,6 +33,16 @@ class TemplateLimitError(Exception):
 
 class TemplateTimeError(TemplateLimitError):
     """A rendering took more time than it was given."""
+
+
+@contextlib.contextmanager
+def shared_limit() -> Iterator[None]:
+    """All that this thread compiles and renders in the block together gets MAX_SECONDS."""
+    _shared.deadline = time.thread_time() + MAX_SECONDS
+    try:
+        yield
+    finally:
+        del _shared.deadline
 
 
 class Budget(threading.local):
@@ -43,8 +58,11 @@ class Budget(threading.local):
     def start(self, max_seconds: float | None = None) -> None:
         """Begins a rendering; `max_seconds` defaults to the limit."""
         self._max_seconds = MAX_SECONDS if max_seconds is None else max_seconds
-        self._cpu_deadline = time.thread_time() + self._max_seconds
-        self._wall_deadline = time.monotonic() + self._max_seconds
+        now = time.thread_time()
+        self._cpu_deadline = now + self._max_seconds
+        with contextlib.suppress(AttributeError):
+            self._cpu_deadline = min(self._cpu_deadline, _shared.deadline)
+        self._wall_deadline = time.monotonic() + self._cpu_deadline - now
         self._num_bytes = MAX_BYTES
         self._sizes.clear()
 
@@ -101,7 +119,15 @@ class Budget(threading.local):
         self._sizes[id(value)] = (value, size)
 
     def _measure_all(self, values: Any) -> int:
-        return NODE_BYTES * (1 + len(values)) + sum(map(self.measure, values))
+        size = NODE_BYTES * (1 + len(values))
+        if len(values) <= _MEASURED_AT_ONCE:
+            self.tick()
+            return size + sum(map(self.measure, values))
+        rest = iter(values)
+        while part := tuple(islice(rest, _MEASURED_AT_ONCE)):
+            self.tick()
+            size += sum(map(self.measure, part))
+        return size
 
 
 def shallow_size(value: Any) -> int:

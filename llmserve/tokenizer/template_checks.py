@@ -43,9 +43,15 @@ _TEXT_FILTERS = {
     **dict.fromkeys(("title", "wordcount"), 32),  # they split a text into words
     **dict.fromkeys(("indent", "replace", "striptags", "trim"), 1),
 }
-_LIST_FILTERS = frozenset(
-    {"batch", "groupby", "join", "list", "max", "min", "reverse", "slice", "sort", "sum", "unique"}
-)
+# Filters that go through a list in one call, by what they are charged for an entry: most of them
+# take longer than memory, so that this bounds how many entries they get.
+_LIST_FILTERS = {
+    **dict.fromkeys(("batch", "list", "reverse", "slice"), 8),
+    **dict.fromkeys(("join", "sum"), 64),
+    **dict.fromkeys(("dictsort", "groupby", "max", "min", "sort", "unique"), 256),
+}
+# These look for an entry, in as many as it takes, or make their output one by one.
+_LAZY_FILTERS = frozenset({"first", "map", "reject", "rejectattr", "select", "selectattr"})
 _COMPARING_FILTERS = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 _WIDTH_FILTERS = frozenset({"batch", "center", "indent", "round", "slice"})
 
@@ -116,12 +122,17 @@ class OperationChecks:
         return args
 
     def filter(self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A filter is called. Returns `value`, or a list of it if it had to be counted."""
+        """A filter is called. Returns `value`, or what stands for it where it is counted."""
         options = [*args, *kwargs.values()]
+        if name == "reverse" and isinstance(value, str):
+            self._budget.charge(shallow_size(value))
+            return value
         if name in _LIST_FILTERS and (isinstance(value, str) or not hasattr(value, "__len__")):
             value = list(self.counted(value))
-        elif name in _LIST_FILTERS:
-            self._budget.charge(8 * len(value))
+        if name in _LIST_FILTERS:
+            self._budget.charge(_LIST_FILTERS[name] * len(value))
+        elif name in _LAZY_FILTERS and value and hasattr(value, "__iter__"):
+            value = self.counted(value)
         if name in _TEXT_FILTERS:
             size = self._budget.measure(value) + self._budget.measure(options)
             self._budget.charge(size * _TEXT_FILTERS[name])

@@ -468,6 +468,10 @@ def test_names_of_a_namespace_do_not_begin_with_an_underscore() -> None:
         "{{ {'b': 'ü'} | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}",
         "{{ 'a-b'.split('-') }}{{ 'abc'.replace('b', 'x') }}{{ ' a '.strip() }}{{ 'a' * 3 }}",
         "{{ ['b', 'a'] | sort }}{{ [3, 1] | max }}{{ [1, 2] | sum }}{{ 'ab' | list }}",
+        "{{ 'ab' | reverse }}{{ [1, 2] | reverse | list }}{{ 'ab' | first }}{{ [] | first }}"
+        "{{ nope | map('upper') | list }}{{ {'a': 1} | map('upper') | first }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | first }}"
+        "{{ [0, 1] | reject | list }}{{ {'b': 1, 'a': 2} | dictsort }}{{ [2, 2] | unique | list }}",
         "{{ '%s %d' % ('a', 1) }}{{ '{} {a}'.format(1, a=2) }}{{ '%s' | format('x') }}",
         "{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 10 }}{{ 1 / 4 }}{{ [1] + [2] }}{{ (1, 2) == (1, 2) }}",
         "{{ 'a\\nb' | indent(2) }}{{ '<b>' | e }}{{ 'a b' | title }}{{ '10' | int + 1 }}",
@@ -531,6 +535,19 @@ def test_a_request_may_bring_its_own_template() -> None:
     with pytest.raises(RequestError, match=r"not valid: line 2") as caught:
         template.with_source("a\n{% for %}")
     assert caught.value.param == "chat_template"
+
+
+@pytest.mark.parametrize("source", ["{{ nope.x }}", "{{ 1 / 0 }}"])
+def test_a_template_that_fails_is_blamed_if_the_request_brought_it(source: str) -> None:
+    template = ChatTemplate(source)
+
+    with pytest.raises(RequestError) as of_model:
+        template.render([USER])
+    with pytest.raises(RequestError) as of_request:
+        ChatTemplate(PLAIN).with_source(source).render([USER])
+
+    assert (of_model.value.param, of_request.value.param) == ("messages", "chat_template")
+    assert str(of_model.value) == str(of_request.value)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from llmserve.errors import RequestError
 from llmserve.tokenizer import (
     ChatTemplate,
     SlowTemplateError,
+    shared_limit,
     template_budget,
     template_sandbox,
 )
@@ -195,6 +196,44 @@ def test_a_rendering_that_only_this_conversation_makes_long_is_stopped(
 
     with pytest.raises(RequestError, match="chat template was stopped: it took more than"):
         template.render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('a' * 10 ** 6) | batch(1) | list | length }}",
+        "{{ ('a' * 10 ** 7) | list | sort | length }}",
+        "{{ ('a' * 10 ** 6) | list | map(attribute='b') | reject | reject | first }}",
+        "{% for i in range(700) %}{% for j in range(700) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_trying_and_rendering_a_template_of_a_request_share_one_limit(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.3)
+    begin = time.thread_time()
+
+    with (
+        pytest.raises(RequestError, match="was stopped: it took more than") as caught,
+        shared_limit(),
+    ):
+        ChatTemplate("").with_source(source).render(MESSAGES)
+
+    assert caught.value.param == "chat_template"
+    assert time.thread_time() - begin < 0.6
+
+
+@pytest.mark.parametrize("kind", ["sort", "max", "unique | first", "groupby(0) | first"])
+def test_lists_that_would_take_long_in_one_call_are_refused(kind: str) -> None:
+    source = "{% set x = ('a' * 10 ** 5) | list * 70 %}{{ x | " + kind + " }}"
+    template = ChatTemplate(source.replace("5)", "1)").replace("70", "1"))
+    template.render(MESSAGES)
+
+    begin = time.thread_time()
+    with pytest.raises(RequestError, match="was stopped"), shared_limit():
+        ChatTemplate("").with_source(source)
+
+    assert time.thread_time() - begin < 3
 
 
 @pytest.mark.parametrize("name", ENDLESS_CALLS)
