@@ -72,7 +72,6 @@ def prepare_chat_fields(
     """From a request's fields to what the engine shall do. Raises RequestError."""
     request = resolve_logprobs(validate(ChatRequest, fields), context)
     model = context.resolve_model(request.model)
-    ignored = note_ignored(request, fields, context, fields_without_effect(request, context))
     num_logprobs = _num_logprobs(request)
     check_stream_fields(request)
     asked = request.max_completion_tokens
@@ -86,6 +85,7 @@ def prepare_chat_fields(
         is_bounded=request.truncate_prompt_tokens is None,
     )
     plan = plan_output(request, prompt.text or "", context)
+    ignored = note_ignored(request, fields, context, fields_without_effect(request, plan, context))
     prompt = truncate(prompt, request, context.engine.max_model_len, asked)
     sampling = make_sampling_params(
         request,
@@ -99,6 +99,8 @@ def prepare_chat_fields(
         skip_special_tokens=plan.engine_skips_special_tokens,
         thinking_budget=thinking_budget(request, plan, context),
     )
+    if plan.choice.is_forced:
+        sampling = dataclasses.replace(sampling, stop=(), stop_token_ids=())
     response_id = f"chatcmpl-{request.request_id or request_id}"
     return ChatPrepared(
         request=request,

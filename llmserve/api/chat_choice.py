@@ -35,6 +35,7 @@ class ChatChoice:
         self._calls: list[CallDelta] = []
         self._has_calls = False
         self._history = CallHistory() if plan.choice.is_forced else None
+        self._begun: list[str] = []  # of a forced answer: the beginning of a call without its name
         self._logprobs: list[dict[str, Any]] = []
         self._token_ids: list[int] = []
         self.finish_reason: str | None = None
@@ -60,6 +61,9 @@ class ChatChoice:
             self._stop_reason = delta.stop_reason
             # As OpenAI and vLLM have it, a call that the request named is no reason to end.
             is_reason = self._has_calls and self._plan.choice.mode is not ToolMode.NAMED
+            if self._tool_parser is not None:
+                is_reason = is_reason and not self._is_broken
+                self._plan.count_parsing(self._plan.choice.mode.value, self._outcome)
             if is_reason and delta.finish_reason is FinishReason.STOP:
                 self.finish_reason = "tool_calls"
 
@@ -125,9 +129,29 @@ class ChatChoice:
         if self._history is None:
             self._content += [part.content for part in parts]
         else:  # what is not a call is the beginning of one that was cut off
+            self._begun += [part.content for part in parts]
             calls = self._history.add(calls) + (self._history.release() if is_last else [])
+            if is_last and not calls and not self._has_calls:
+                self._content += self._begun
         self._calls += [call for call in calls if call.index == 0 or self._plan.is_parallel]
         self._has_calls = self._has_calls or bool(self._calls)
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether a call is incomplete; one that repeats another, or became content, may be."""
+        if self._tool_parser is None or (self._history is not None and self._history.has_repeat):
+            return False
+        is_in_answer = self._plan.is_constrained or not self._has_calls
+        return self._tool_parser.is_broken and is_in_answer
+
+    @property
+    def _outcome(self) -> str:
+        """What became of the search for calls, for the metrics."""
+        if self._is_broken:
+            return "error"
+        if self._has_calls:
+            return "success"
+        return "error" if self._plan.choice.is_forced else "none"
 
     def _with_details(self, choice: dict[str, Any], *, is_last: bool) -> dict[str, Any]:
         rows, self._logprobs = self._logprobs, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmserve.api.context import ApiContext
@@ -29,6 +30,7 @@ class OutputPlan:
     skips_special_tokens: bool  # as the request asks
     marker_ids: frozenset[int]  # special tokens that parsers need to see
     has_special_thinking: bool  # some of them are the reasoning parser's
+    count_parsing: Callable[[str, str], None]  # of (mode, outcome), once per choice
 
     @property
     def engine_skips_special_tokens(self) -> bool:
@@ -58,7 +60,10 @@ class OutputPlan:
     def tool_parser(self) -> ToolParser | None:
         if self.tools is None:
             return None
-        return self.tools(list(self.choice.tools), is_constrained=self.is_constrained)
+        parser = self.tools(list(self.choice.tools), is_constrained=self.is_constrained)
+        if self.choice.is_restricted:
+            parser.allowed_names = frozenset(tool.name for tool in self.choice.tools)
+        return parser
 
     def is_hidden(self, token_id: int) -> bool:
         """Whether the token is neither text nor marker."""
@@ -76,6 +81,7 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
         tools = formats.forced_tools
     elif choice.mode is ToolMode.AUTO and context.config.enable_auto_tool_choice:
         tools = formats.tools
+    counters = context.engine.stats.tool_call_parser_invocations
     reasoning = formats.reasoning
     reasoning_ids = frozenset() if reasoning is None else formats.special_ids_of(reasoning)
     tool_ids = frozenset() if tools is None else formats.special_ids_of(tools)
@@ -92,14 +98,18 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
         skips_special_tokens=request.skip_special_tokens,
         marker_ids=reasoning_ids | tool_ids,
         has_special_thinking=bool(reasoning_ids),
+        count_parsing=lambda mode, outcome: counters[mode, outcome].inc(),
     )
 
 
-def fields_without_effect(request: ChatRequest, context: ApiContext) -> list[str]:
+def fields_without_effect(request: ChatRequest, plan: OutputPlan, context: ApiContext) -> list[str]:
     """Fields that are given although the model, or the rest of the request, leaves them none."""
     has_effect = {
         "include_reasoning": context.formats.reasoning is not None,
         "parallel_tool_calls": bool(request.tools),
+        # Nothing cuts a forced call but its grammar and max_tokens.
+        "stop": not plan.choice.is_forced,
+        "stop_token_ids": not plan.choice.is_forced,
         "reasoning_effort": request.chat_template is not None or context.formats.uses_effort,
     }
     given = request.model_fields_set

@@ -70,6 +70,17 @@ class EngineStats:
             for reason in FinishReason
         }
 
+        self.tool_call_parser_invocations = {
+            (mode, outcome): self._counter(
+                "tool_call_parser_invocations",
+                "Ended outputs that were searched for tool calls",
+                mode=mode,
+                outcome=outcome,
+            )
+            for mode in ("auto", "required", "named")
+            for outcome in ("success", "none", "error")
+        }
+
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token", _TTFT_BUCKETS
         )

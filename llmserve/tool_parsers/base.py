@@ -49,6 +49,11 @@ class ToolParser(abc.ABC):
     # The format knows thinking too, so its grammars allow it before calls.
     covers_thinking: ClassVar[bool] = False
 
+    # A call whose name was read turned out to be malformed or cut off.
+    is_broken: bool = False
+    # Calls of other names are content. None: there are no others.
+    allowed_names: frozenset[str] | None = None
+
     def __init__(self, tools: list[Tool], *, is_constrained: bool = False) -> None:
         self.tools = tools
         self.is_constrained = is_constrained

@@ -8,7 +8,6 @@ content up to what makes it malformed, and the search goes on there.
 from __future__ import annotations
 
 import abc
-import contextlib
 import secrets
 
 from llmserve.tool_parsers.base import CallDelta, ParsedDelta, Tool, ToolParser
@@ -65,7 +64,8 @@ class ScanningParser(ToolParser):
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
         """A call whose name is known."""
-        if not name or not _is_unicode(name):
+        is_allowed = self.allowed_names is None or name in self.allowed_names
+        if not name or not is_allowed or not _is_unicode(name):
             raise Malformed
         delta = CallDelta(self._num_calls + len(self._staged), call_id or self.call_id(), name)
         if not self.is_constrained:
@@ -113,8 +113,10 @@ class ScanningParser(ToolParser):
     def _run(self) -> Steps[None]:
         while marker := (yield from self._find_marker()):
             self.source.pos += len(marker)
-            with contextlib.suppress(Malformed):
+            try:
                 yield from self.read_calls(marker)
+            except Malformed:
+                self.is_broken = self.is_broken or self._is_open or bool(self._staged)
             self._staged = []
             if self._is_open:  # given out in part, it cannot become content again
                 self._kept = self.source.pos
