@@ -9,6 +9,7 @@
     * StepFailedError       the forward pass of this request raised; the server lives on
     * EngineDeadError       the engine has stopped for good
     * EngineDrainingError   the server is shutting down and takes no new requests
+    * GrammarsBusyError     nothing is free to compile the request's grammar
   * StartupError            bad flag, model or file: one sentence, exit code 2
 """
 
@@ -87,6 +88,13 @@ class EngineDeadError(EngineError):
 
 class EngineDrainingError(EngineError):
     """The server is shutting down and takes no new requests."""
+
+    status = 503
+    type = "service_unavailable"
+
+
+class GrammarsBusyError(EngineError):
+    """Nothing is free to compile the request's grammar; later it may be."""
 
     status = 503
     type = "service_unavailable"

@@ -8,8 +8,8 @@ from llmserve.api.context import ApiContext
 from llmserve.api.grammar_fields import with_whitespace
 from llmserve.api.schemas import GenerationFields
 from llmserve.core.grammar import Grammar
-from llmserve.errors import RequestError
-from llmserve.grammar import GrammarError, GrammarKind, GrammarSpec
+from llmserve.errors import GrammarsBusyError, RequestError
+from llmserve.grammar import GrammarBusyError, GrammarError, GrammarKind, GrammarSpec
 
 GRAMMAR_FIELDS = (
     *("response_format", "structured_outputs"),
@@ -44,7 +44,8 @@ def grammar_spec(request: GenerationFields) -> GrammarSpec | None:
 
 
 def compile_grammar(context: ApiContext, spec: GrammarSpec, *, param: str | None = None) -> Grammar:
-    """Blocks, unless the grammar is cached. Raises RequestError, `param` naming the field to blame.
+    """Blocks, unless the grammar is cached. Raises RequestError, `param` naming the field to blame,
+    and GrammarsBusyError.
 
     On the event loop it raises NeedsThreadError instead of blocking; run_preparation then begins
     again in a thread.
@@ -56,6 +57,8 @@ def compile_grammar(context: ApiContext, spec: GrammarSpec, *, param: str | None
                 raise NeedsThreadError
             grammar = context.grammars.compile(spec)
         return grammar
+    except GrammarBusyError as error:
+        raise GrammarsBusyError(str(error)) from None
     except GrammarError as error:
         where = param or spec.kind.value
         raise RequestError(f"{where} cannot be enforced: {error}", param=param) from None

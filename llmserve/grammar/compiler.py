@@ -5,20 +5,22 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits
 
 from llmserve.core.grammar import Grammar
+from llmserve.grammar.compile_threads import BusyError, CompileThreads, Job, OverrunError
 from llmserve.grammar.marker import Marker
 from llmserve.grammar.optional import Opening, OptionalGrammar
-from llmserve.grammar.spec import GrammarError, GrammarSpec
-from llmserve.grammar.state import CompiledGrammar, DelayedGrammar, describe
+from llmserve.grammar.probe import probe
+from llmserve.grammar.spec import GrammarBusyError, GrammarError, GrammarSpec
+from llmserve.grammar.state import CompiledGrammar, DelayedGrammar
 from llmserve.grammar.to_lark import guidance_grammar
 from llmserve.grammar.vocabulary import Vocabulary, VocabularySource
 
 MAX_SOURCE_CHARS = 1 << 20
 _NUM_THREADS = 2
+_MAX_OVERRUNS = 2
 _CACHE_SIZE = 128
 _MAX_MARKERS = 16
 
@@ -39,18 +41,23 @@ class GrammarCompiler:
     ) -> None:
         """`vocab_size` is the model's, which may have more ids than the tokenizer.
 
-        timeout_s: longest wait for one grammar.
+        timeout_s: longest time for one grammar, and longest wait for its turn.
         """
         self._source = source
         self._num_bytes = (vocab_size + 31) // 32 * 4
         self._eos_token_ids = tuple(i for i in eos_token_ids if i < source.vocab_size)
         self._timeout_s = timeout_s
-        # Enough for schemas of hundreds of optional properties; a mask takes 20 ms at most.
-        self._limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="llmserve-grammar")
+        # Enough for schemas of a thousand optional properties; a mask takes 20 ms at most.
+        self._limits = LLParserLimits(
+            max_items_in_row=5_000,
+            step_max_items=200_000,
+            max_lexer_states=100_000,
+            verbose_errors=False,
+        )
+        self._threads = CompileThreads(_NUM_THREADS, _MAX_OVERRUNS, timeout_s)
         self._lock = threading.Lock()
         # A grammar, or why there is none: an exception would keep all that led to it.
-        self._cache: collections.OrderedDict[GrammarSpec, Future[Grammar | str]] = (
+        self._cache: collections.OrderedDict[GrammarSpec, Job[Grammar | str]] = (
             collections.OrderedDict()
         )
         self._markers: dict[str, Marker] = {}
@@ -60,29 +67,27 @@ class GrammarCompiler:
     def cached(self, spec: GrammarSpec) -> Grammar | None:
         """The grammar, if it is there without waiting. Raises GrammarError if it is known bad."""
         with self._lock:
-            future = self._cache.get(spec)
-            if future is None or not future.done():
+            job = self._cache.get(spec)
+            if job is None or not job.future.done():
                 return None
             self._cache.move_to_end(spec)
-        return _unwrap(future.result())
+        return _unwrap(job.future.result())
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        """Blocks. Raises GrammarError for a grammar that cannot be used or takes too long."""
+        """Blocks. Raises GrammarError for a grammar that cannot be used or takes too long, and
+        GrammarBusyError where others keep all threads."""
         if len(spec.source) > MAX_SOURCE_CHARS:
             raise GrammarError(
                 f"the grammar has {len(spec.source)} characters; at most {MAX_SOURCE_CHARS} are "
                 "allowed"
             )
-        with self._lock:
-            future = self._cache.get(spec)
-            if future is None:
-                future = self._cache[spec] = self._pool.submit(self._try_build, spec)
-                if len(self._cache) > _CACHE_SIZE:
-                    self._cache.popitem(last=False)
-            self._cache.move_to_end(spec)
         try:
-            return _unwrap(future.result(self._timeout_s))
-        except TimeoutError:
+            return _unwrap(self._threads.wait(self._job(spec)))
+        except BusyError:
+            raise GrammarBusyError(
+                "the server is busy with other grammars that take long; try again later"
+            ) from None
+        except OverrunError:
             raise GrammarError(
                 f"compiling the grammar takes more than {self._timeout_s:g} s; simplify it"
             ) from None
@@ -95,7 +100,17 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """Ends the threads as soon as they are done with what they compile."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+
+    def _job(self, spec: GrammarSpec) -> Job[Grammar | str]:
+        with self._lock:
+            job = self._cache.get(spec)
+            if job is None:
+                job = self._cache[spec] = self._threads.submit(lambda: self._try_build(spec))
+                if len(self._cache) > _CACHE_SIZE:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(spec)
+            return job
 
     def _try_build(self, spec: GrammarSpec) -> Grammar | str:
         try:
@@ -113,10 +128,7 @@ class GrammarCompiler:
         vocabulary = self._vocabulary
         text = guidance_grammar(spec, vocabulary)
         matcher = LLMatcher(vocabulary.guide, text, log_level=0, limits=self._limits)
-        if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise GrammarError("no text matches the grammar")
-        if matcher.is_error():
-            raise GrammarError(describe(matcher.get_error()))
+        probe(matcher, vocabulary)
         body = CompiledGrammar(matcher, self._num_bytes)
         if not spec.starts_after:
             return body

@@ -39,3 +39,7 @@ class GrammarSpec:
 
 class GrammarError(ValueError):
     """A grammar that cannot be used, and why."""
+
+
+class GrammarBusyError(Exception):
+    """The grammar may be good, but nothing is free to compile it; later it may be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -181,6 +182,49 @@ def test_slow_grammar_is_given_up_while_others_are_compiled() -> None:
     assert time.monotonic() - begin < 1
     compiler.compile(GrammarSpec(GrammarKind.REGEX, "[a-f]"))
     compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GrammarKind.REGEX, "a{1000000}"),
+        (GrammarKind.REGEX, "(a{1000}){1000}"),
+        (GrammarKind.REGEX, "((a{100}){100}){100}"),
+        (GrammarKind.LARK, "start: /a{100000}{100000}/"),
+        (GrammarKind.GBNF, 'root ::= ("a"{1000}){1000}'),
+        (GrammarKind.JSON_SCHEMA, '{"type":"string","pattern":"^(a{1000}){1000}$"}'),
+        (GrammarKind.CHOICE, json.dumps(["x" * 900_000])),
+        (GrammarKind.LARK, "start: " + " ".join(f"r{i}" for i in range(2000))
+         + "".join(f'\nr{i}: "a"?' for i in range(2000))),
+    ],
+)  # fmt: skip
+def test_grammar_that_would_break_in_mid_output_is_refused(kind: GrammarKind, source: str) -> None:
+    assert "too complex" in refusal(kind, source)
+
+
+def test_long_texts_and_counts_are_no_reason_to_refuse() -> None:
+    compiler = make_compiler()
+    for kind, source in [
+        (GrammarKind.REGEX, "a{20000}"),
+        (GrammarKind.CHOICE, json.dumps(["x" * 20_000])),
+        (GrammarKind.JSON_SCHEMA, '{"type":"string","minLength":90000,"maxLength":100000}'),
+    ]:
+        compiler.compile(GrammarSpec(kind, source))
+
+
+def test_ambiguous_grammar_has_masks_that_stay_fast_or_fails() -> None:
+    compiler = make_compiler()
+    state = compiler.compile(GrammarSpec(GrammarKind.LARK, 'start: e\ne: e e | "a" | "b"')).start()
+
+    times = []
+    with contextlib.suppress(ValueError):
+        for _ in range(400):
+            begin = time.thread_time()
+            state.accept(ord("a"))
+            state.mask()
+            times.append(time.thread_time() - begin)
+
+    assert max(times) < 0.3
 
 
 def test_threads_share_a_compiler() -> None:

@@ -1,0 +1,51 @@
+"""Tries a compiled grammar out: some compile, and fail or are slow once a text begins."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+from llguidance import LLMatcher
+
+from llmserve.grammar.spec import GrammarError
+from llmserve.grammar.state import describe
+from llmserve.grammar.vocabulary import Vocabulary
+
+_NUM_TOKENS = 32
+# The first masks are slower than those of the same states later.
+_MAX_MASK_S = 0.1
+_MAX_SLOW_MASKS = 2
+
+
+def probe(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    """Follows the grammar along one text of chance, the same each time; `matcher` stays put.
+
+    Raises GrammarError for a grammar without texts and for one that is too complex.
+    """
+    if matcher.is_error():
+        raise GrammarError(describe(matcher.get_error()))
+    if not any(matcher.compute_bitmask()) and not matcher.is_error():
+        raise GrammarError("no text matches the grammar")
+    walk = matcher.deep_copy()
+    draw = random.Random(0)
+    num_slow = 0
+    for _ in range(_NUM_TOKENS):
+        begin = time.thread_time()
+        mask = np.frombuffer(walk.compute_bitmask(), np.uint8)
+        num_slow += time.thread_time() - begin > _MAX_MASK_S
+        if num_slow > _MAX_SLOW_MASKS:
+            raise GrammarError("the grammar is too complex: finding what may come next is slow")
+        _check(walk)
+        ids = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        ids = ids[~np.isin(ids, vocabulary.eos_token_ids)]
+        if not len(ids):
+            return
+        walk.consume_token(int(ids[draw.randrange(len(ids))]))
+        _check(walk)
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        reason = describe(matcher.get_error())
+        raise GrammarError(f"the grammar is too complex, outputs could not follow it: {reason}")
