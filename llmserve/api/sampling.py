@@ -8,6 +8,7 @@ from llmserve.api.context import ApiContext
 from llmserve.api.defaults import eos_token_ids
 from llmserve.api.fields import check_vocabulary, refuse
 from llmserve.api.schemas import GenerationFields
+from llmserve.api.structured import grammar_field
 from llmserve.core import SamplingParams
 from llmserve.core.grammar import Grammar
 from llmserve.errors import RequestError
@@ -159,11 +160,13 @@ def check_beam_search(request: GenerationFields, sampling: SamplingParams) -> No
 
 def fields_without_effect(request: GenerationFields) -> list[str]:
     """Names of fields that have an effect, but not beside the others of this request."""
+    names = set()
+    if request.guided_whitespace_pattern is not None and grammar_field(request) is None:
+        names.add("guided_whitespace_pattern")
     if not request.use_beam_search:
-        return [] if request.length_penalty is None else ["length_penalty"]
-    given = request.model_fields_set
-    fields = {"top_p", "top_k", "min_p", "seed"} & given
-    return sorted({"temperature", *fields} if request.temperature else fields)
+        return sorted(names if request.length_penalty is None else {*names, "length_penalty"})
+    names |= {"top_p", "top_k", "min_p", "seed"} & request.model_fields_set
+    return sorted({*names, "temperature"} if request.temperature else names)
 
 
 def _encode_bad_words(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -187,6 +187,7 @@ async def test_beam_search_under_way_outlives_the_order_to_stop(served: Served) 
             "seed, temperature, top_p",
         ),
         ({"length_penalty": 1.5}, "length_penalty"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ],
 )
 async def test_fields_that_the_others_make_void_are_listed(
