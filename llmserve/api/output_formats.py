@@ -38,12 +38,17 @@ class OutputFormats:
             _load_tool_plugin(config.tool_parser_plugin)
         self.reasoning = _choose_reasoning(config.reasoning_parser, source)
         self.tools = _choose_tools(config.tool_call_parser, source)
-        self.uses_effort = "reasoning_effort" in source
+        self._templates = tuple(templates.values())
 
     @property
     def forced_tools(self) -> type[ToolParser]:
         """The format of calls that a grammar enforces."""
         return self.tools or tool_parsers.PARSERS[_PLAIN_FORMAT]
+
+    def is_in_template(self, variable: str, template: str | None) -> bool:
+        """Whether the chat templates, or a request's own, read the variable."""
+        sources = self._templates if template is None else (template,)
+        return any(re.search(rf"\b{variable}\b", source) for source in sources)
 
     def special_ids_of(self, parser: type[ReasoningParser] | type[ToolParser]) -> frozenset[int]:
         """Special tokens that the parser needs to see in the text."""

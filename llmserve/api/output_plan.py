@@ -104,13 +104,19 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
 
 def fields_without_effect(request: ChatRequest, plan: OutputPlan, context: ApiContext) -> list[str]:
     """Fields that are given although the model, or the rest of the request, leaves them none."""
+    def is_in_template(variable: str) -> bool:
+        return context.formats.is_in_template(variable, request.chat_template)
+
     has_effect = {
         "include_reasoning": context.formats.reasoning is not None,
+        "reasoning_effort": is_in_template("reasoning_effort"),
+        "documents": not request.documents or is_in_template("documents"),
+        # Where calls are looked for, a caller may have told of the tools in other ways.
+        "tools": not request.tools or plan.tools is not None or is_in_template("tools"),
         "parallel_tool_calls": bool(request.tools),
         # Nothing cuts a forced call but its grammar and max_tokens.
         "stop": not plan.choice.is_forced,
         "stop_token_ids": not plan.choice.is_forced,
-        "reasoning_effort": request.chat_template is not None or context.formats.uses_effort,
     }
     given = request.model_fields_set
     return [name for name, has in has_effect.items() if name in given and not has]

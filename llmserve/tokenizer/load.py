@@ -27,12 +27,32 @@ _GGUF_MODELS: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
 }
 
 # The turns that Gemma models are trained on: a system message has no turn of its own and goes
-# before the first user's. Turns need not alternate.
+# before the first user's. Turns need not alternate. Gemma has no format of calls, so tools are
+# told of before the system message, in words, with the tags of Hermes.
 _GEMMA_TEMPLATE = """\
 {{- bos_token -}}
 {%- set ns = namespace(system='', is_head=true) -%}
+{%- if tools -%}
+    {%- set ns.system = 'You can call these functions:\\n' -%}
+    {%- for tool in tools -%}
+        {%- set ns.system = ns.system + (tool.function or tool) | tojson + '\\n' -%}
+    {%- endfor -%}
+    {%- set ns.system = ns.system + 'If one of them helps with the request, answer with a call in '
+        + 'this form and nothing else:\\n<tool_call>\\n{"name": "FUNCTION", "arguments": '
+        + '{"PARAMETER": "VALUE"}}\\n</tool_call>\\nIf none does, answer in words.\\n\\n' -%}
+{%- endif -%}
 {%- for message in messages -%}
     {%- set content = (message.content or '') | trim -%}
+    {%- if message.role == 'tool' -%}
+        {%- set content = '<tool_response>\\n' + content + '\\n</tool_response>' -%}
+    {%- endif -%}
+    {%- set made = namespace(calls='') -%}
+    {%- for call in message.tool_calls or [] -%}
+        {%- set function = call.function -%}
+        {%- set body = {'name': function.name, 'arguments': function.arguments} | tojson -%}
+        {%- set made.calls = made.calls + '\\n<tool_call>\\n' + body + '\\n</tool_call>' -%}
+    {%- endfor -%}
+    {%- set content = (content + made.calls) | trim -%}
     {%- if message.role in ['system', 'developer'] and ns.is_head and not loop.last -%}
         {%- set ns.system = ns.system + content + '\\n\\n' -%}
     {%- else -%}

@@ -93,6 +93,30 @@ async def test_fields_that_nothing_gives_an_effect_are_named(served: Served) -> 
     )
 
 
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+async def test_tools_and_documents_that_no_template_reads_are_named() -> None:
+    fields: dict[str, Any] = {"tools": [TOOL], "documents": [{"text": "x"}]}
+    async with serving(template=PLAIN) as served:
+        ignored = await served.chat(**fields)
+        forced = await served.chat(**fields, tool_choice="required")
+        empty = await served.chat(tools=[], documents=[])
+    async with serving(template=PLAIN, **PARSING) as served:
+        searched = await served.chat(**fields)
+    async with serving(template=PLAIN + "{{ tools }}{{ documents }}") as served:
+        read = await served.chat(**fields)
+    async with serving(template=PLAIN, strict_params=True) as served:
+        refused = await served.chat(tools=[TOOL])
+
+    assert ignored.headers["X-Ignored-Params"] == "documents, tools"
+    assert forced.headers["X-Ignored-Params"] == "documents"
+    assert searched.headers["X-Ignored-Params"] == "documents"
+    assert "X-Ignored-Params" not in empty.headers
+    assert "X-Ignored-Params" not in read.headers
+    assert refused.error["param"] == "tools"
+
+
 async def test_unknown_parser_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StartupError, match=r"--tool-call-parser is 'nope'.*hermes"):
         async with serving(tool_call_parser="nope"):

@@ -18,6 +18,7 @@ from llmserve.errors import RequestError, StartupError
 from llmserve.files.model import open_model
 from llmserve.tokenizer import ChatTemplate, encode_chat, load_chat_template, load_tokenizer
 from llmserve.tokenizer.hf import HFTokenizer
+from llmserve.tool_parsers import PARSERS, detect_parser
 from tests.unit.tokenizer_builders import train_byte_level
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -665,6 +666,31 @@ def test_the_built_in_gemma_template_takes_turns_in_any_order() -> None:
     positions = [text.index(f"T{i}") for i in range(len(roles))]
     assert positions == sorted(positions)
     assert text.startswith("<bos><start_of_turn>user\nT0\n\nT1<end_of_turn>\n")
+
+
+def test_the_built_in_gemma_template_tells_of_tools_calls_and_results() -> None:
+    function = {"name": "lamp", "arguments": '{"on": true}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Light!"},
+        {"role": "assistant", "content": None, "tool_calls": calls * 2},
+        {"role": "tool", "tool_call_id": "1", "content": "It is on."},
+    ]
+    lamp = {"name": "lamp", "parameters": {"type": "object", "properties": {}}}
+
+    template = demo()[1]
+    text = template.render(messages, tools=[{"type": "function", "function": lamp}])
+
+    parts = [json.dumps(lamp), "Be brief.", "Light!", '{"name": "lamp", "arguments": {"on": true}}']
+    positions = [text.index(part) for part in (*parts, "<tool_response>", "It is on.")]
+    assert positions == sorted(positions)
+    assert text.startswith("<bos><start_of_turn>user\nYou can call")
+    assert detect_parser(template.sources["default"]) == "hermes"
+    parser = PARSERS["hermes"]([])
+    said = parser.feed(text[text.index("<start_of_turn>model") :])
+    assert [call.name for call in said.calls] == ["lamp", "lamp"]
+    assert "functions" not in template.render(messages)
 
 
 def test_a_chat_of_the_demo_model_starts_with_one_bos() -> None:
