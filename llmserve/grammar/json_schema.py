@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from llmserve.grammar.schema_bounds import check_intersections
 from llmserve.grammar.spec import GrammarError
 
 # One of these, once, wherever JSON allows whitespace: a model that likes either is not driven off
@@ -67,6 +68,7 @@ def guidance_schema(
         raise GrammarError("a JSON schema must be an object or true")
     _check_depth(schema)
     plain = _convert(schema)
+    check_intersections(plain)
     parts = list(_walk(plain))
     if closes_objects:
         for part in parts:
