@@ -90,7 +90,10 @@ def integer(low: int, high: int | None = None, *, requirement: str = "") -> Chec
         requirement = f"an integer {span}"
 
     def check(value: object, field: str) -> int:
-        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        number = value
+        # JSON's integers outside of 64 bits arrive as floats, rounded.
+        if isinstance(value, float) and value.is_integer() and abs(value) <= INT64_MAX:
+            number = int(value)
         if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= upper:
             refuse(field, value, requirement)
         return number
