@@ -14,6 +14,7 @@ from llmserve.errors import RequestError
 from llmserve.grammar import GrammarKind, GrammarSpec
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 # Settings of vLLM's backends that do not change which outputs are valid.
 _HINTS = frozenset({"disable_fallback", "_backend", "_backend_was_auto"})
 
@@ -33,6 +34,19 @@ def _response_format(value: object, field: str) -> GrammarSpec | None:
     if kind == "structural_tag":
         return _structural_tag(value, field)
     return None
+
+
+def unknown_format_keys(value: object) -> set[str]:
+    """Keys of response_format that have no effect, with the field's name before them."""
+    if not isinstance(value, dict) or value.get("type") == "structural_tag":
+        return set()
+    field, known = "response_format", {"type"}
+    names: set[str] = set()
+    schema = value.get("json_schema")
+    if value.get("type") == "json_schema" and isinstance(schema, dict):
+        known.add("json_schema")
+        names = {f"{field}.json_schema.{key}" for key in schema.keys() - _SCHEMA_KEYS}
+    return names | {f"{field}.{key}" for key in value.keys() - known if value[key] is not None}
 
 
 def _structured_outputs(value: object, field: str) -> GrammarSpec | None:

@@ -7,6 +7,7 @@ implemented is refused, never ignored.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema, model_validator
@@ -28,6 +29,7 @@ from llmserve.api.grammar_fields import (
     GuidedRegex,
     ResponseFormat,
     StructuredOutputs,
+    unknown_format_keys,
 )
 from llmserve.api.messages import MAX_NAME_CHARS, check_messages, check_tools
 from llmserve.errors import RequestError
@@ -43,7 +45,7 @@ _FIELD_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message",
 NO_EFFECT_FIELDS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("verbosity", "prediction", "modalities"),
+        *("verbosity", "prediction", "modalities", "web_search_options"),
     }
 )
 
@@ -340,8 +342,15 @@ def ignored_fields(model: type[BaseModel], body: dict[str, Any]) -> list[str]:
         for name, value in body.items()
         if value is not None and (name in NO_EFFECT_FIELDS or name not in model.model_fields)
     }
-    options = body.get("stream_options")
-    if isinstance(options, dict):
-        unknown = options.keys() - StreamOptions.model_fields.keys()
-        names |= {f"stream_options.{name}" for name in unknown if options[name] is not None}
+    names |= _unknown_keys(body, "stream_options", StreamOptions.model_fields.keys())
+    if "response_format" in model.model_fields:
+        names |= unknown_format_keys(body.get("response_format"))
     return sorted(names)
+
+
+def _unknown_keys(body: dict[str, Any], field: str, known: Collection[str]) -> set[str]:
+    """Keys of a field's object, with the field before them."""
+    given = body.get(field)
+    if not isinstance(given, dict):
+        return set()
+    return {f"{field}.{k}" for k, value in given.items() if value is not None and k not in known}

@@ -19,8 +19,9 @@ from llmserve.api.body import parse_object, read_body
 from llmserve.api.context import CONTEXT, ApiContext
 from llmserve.api.fields import check_vocabulary, validate
 from llmserve.api.json_response import json_response
+from llmserve.api.preparation import ignored_header, refuse_ignored
 from llmserve.api.prompts import render, run_preparation
-from llmserve.api.schemas import DetokenizeRequest, TokenizeRequest
+from llmserve.api.schemas import DetokenizeRequest, TokenizeRequest, ignored_fields
 from llmserve.errors import RequestError
 from llmserve.tokenizer import Tokenizer, encode_chat
 
@@ -66,6 +67,7 @@ class _Tokens:
     count: int = 0
     ids: list[bytes] = field(default_factory=list)
     strings: list[bytes] | None = None  # None: they were not asked for
+    ignored: list[str] = field(default_factory=list)  # fields of the request without effect
 
     def add(self, ids: list[int], tokenizer: Tokenizer) -> None:
         if not ids:
@@ -83,7 +85,8 @@ class _Tokens:
         parts.append(b"}")
         size = sum(map(len, parts))
         body = b"".join(parts) if size <= _PIECE_BYTES else _sent_in_turn(parts)
-        return web.Response(body=body, content_type="application/json")
+        headers = ignored_header(self.ignored)
+        return web.Response(body=body, content_type="application/json", headers=headers)
 
 
 def _separated(pieces: list[bytes]) -> Iterator[bytes]:
@@ -104,11 +107,14 @@ async def _sent_in_turn(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _tokenize(body: bytes, context: ApiContext, has_left: threading.Event) -> _Tokens:
-    request = validate(TokenizeRequest, parse_object(body))
+    fields = parse_object(body)
+    request = validate(TokenizeRequest, fields)
     context.resolve_model(request.model)
+    ignored = ignored_fields(TokenizeRequest, fields)
+    refuse_ignored(ignored, context)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-    tokens = _Tokens(strings=[] if request.return_token_strs else None)
+    tokens = _Tokens(strings=[] if request.return_token_strs else None, ignored=ignored)
     for ids in _encode(request, context):
         if has_left.is_set():
             raise RequestError("the client has gone", status=499)
@@ -131,11 +137,14 @@ def _encode(request: TokenizeRequest, context: ApiContext) -> Iterable[list[int]
 
 
 def _detokenize(body: bytes, context: ApiContext) -> web.Response:
-    request = validate(DetokenizeRequest, parse_object(body))
+    fields = parse_object(body)
+    request = validate(DetokenizeRequest, fields)
+    ignored = ignored_fields(DetokenizeRequest, fields)
+    refuse_ignored(ignored, context)
     context.resolve_model(request.model)
     check_vocabulary(request.tokens, context.model.vocab_size, "tokens")
     prompt = context.tokenizer.decode(request.tokens, skip_special_tokens=False)
-    return json_response({"prompt": prompt})
+    return json_response({"prompt": prompt}, headers=ignored_header(ignored))
 
 
 def _describe_tokenizer(context: ApiContext) -> dict[str, Any]:

@@ -29,7 +29,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "presence_penalty": ([-2, 2], [-2.01, 2.01, "x"]),
     "frequency_penalty": ([-2, 2], [-2.01, 2.01, "x"]),
     "repetition_penalty": ([0.001, 1, 1000], [0, -1, 1001, "x"]),
-    "seed": ([0, INT64, -INT64 - 1], [INT64 + 1, -2 * INT64, 1.5, "x"]),
+    "seed": ([0, 2.0, INT64, -INT64 - 1], [INT64 + 1, -INT64 - 2, -2 * INT64, 1.5, "x"]),
     "stop": (["x", [], ["x"] * 16], ["", [""], ["x"] * 17, 5, [5], {}]),
     "stop_token_ids": ([[], [0, LAST_ID]], [[-1], [LAST_ID + 1], 5, ["a"], [True], [1.5]]),
     "ignore_eos": ([True, False], [1, "yes"]),
@@ -254,6 +254,28 @@ async def test_what_has_no_effect_is_listed(shared: Served) -> None:
     answer = await shared.chat(**fields, **stream)
 
     assert answer.headers["X-Ignored-Params"] == "foo, metadata, stream_options.new, user"
+
+
+@in_module
+async def test_keys_of_a_format_that_have_no_effect_are_listed(shared: Served) -> None:
+    schema = {"name": "s", "schema": {"type": "object"}, "strict": True, "extra": 1}
+    form = {"type": "json_schema", "json_schema": schema, "more": 1, "none": None}
+
+    of_schema = await shared.chat(response_format=form)
+    of_text = await shared.complete(response_format={"type": "text", "json_schema": schema})
+
+    assert of_schema.headers["X-Ignored-Params"] == (
+        "response_format.json_schema.extra, response_format.more"
+    )
+    assert of_text.headers["X-Ignored-Params"] == "response_format.json_schema"
+
+
+@in_module
+async def test_fields_that_tokenizing_does_not_know_are_listed(shared: Served) -> None:
+    tokens = await shared.post("/tokenize", {"prompt": "a", "foo": 1})
+    text = await shared.post("/detokenize", {"tokens": [97], "foo": 1})
+
+    assert tokens.headers["X-Ignored-Params"] == text.headers["X-Ignored-Params"] == "foo"
 
 
 @pytest.mark.parametrize(
