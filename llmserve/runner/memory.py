@@ -221,14 +221,18 @@ def _budget(
     activation_bytes = _activation_bytes(model, scheduler)
     rest = available_bytes - weight_bytes - cache_bytes - activation_bytes
     share = (num_blocks - 1) / max(1, num_needed - 1)
+    capacity = f"{share:.1f} x {max_model_len} tokens"
+    if len(spec.groups) > 1:
+        # Each group needs blocks of its own, until a sequence outgrows the window.
+        short = (num_blocks - 1) // len(spec.groups) * spec.block_size
+        capacity += f", or {short} in short sequences"
     return MemoryBudget(
         (
             BudgetRow("weights", weight_bytes, "mapped from the model's files"),
             BudgetRow(
                 "KV cache",
                 cache_bytes,
-                f"{num_blocks} blocks of {spec.block_size} tokens in {spec.dtype}: "
-                f"{share:.1f} x {max_model_len} tokens",
+                f"{num_blocks} blocks of {spec.block_size} tokens in {spec.dtype}: {capacity}",
             ),
             BudgetRow(
                 "activations",

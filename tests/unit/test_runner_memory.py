@@ -167,3 +167,10 @@ def test_logits_are_held_for_some_rows_only_however_many_sequences_run() -> None
 
     assert few.name == "activations"
     assert few.num_bytes == many.num_bytes
+
+
+def test_budget_says_what_the_cache_holds_of_sequences_that_no_window_cuts() -> None:
+    plan = make_plan(model=make_model(windows=(None, 512)))
+
+    num_tokens = (plan.num_blocks - 1) // 2 * 16
+    assert f"or {num_tokens} in short sequences" in plan.budget.lines()[1]
