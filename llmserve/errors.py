@@ -7,6 +7,7 @@
     * AuthenticationError   missing or wrong API key
   * EngineError             ours; becomes a 5xx
     * StepFailedError       the forward pass of this request raised; the server lives on
+    * OutputImpossibleError the request's demands on its output cannot be met; a 400
     * EngineDeadError       the engine has stopped for good
     * EngineDrainingError   the server is shutting down and takes no new requests
     * GrammarsBusyError     nothing is free to compile the request's grammar
@@ -77,6 +78,13 @@ class EngineError(LLMServeError):
 
 class StepFailedError(EngineError):
     """The forward pass that this request was part of raised."""
+
+
+class OutputImpossibleError(EngineError):
+    """The request turned out to ask for an output that cannot be made, in the middle of it."""
+
+    status = 400
+    type = "invalid_request_error"
 
 
 class EngineDeadError(EngineError):

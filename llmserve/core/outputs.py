@@ -40,6 +40,7 @@ class SeqResult:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token of token_ids, if asked for
     prompt_logprobs: PromptLogprobs | None = None  # of this step's chunk, if asked for
     error: str | None = None  # this sequence alone failed (say, its logits were NaN)
+    is_callers_fault: bool = False  # the error comes of what the request asks for
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    is_callers_fault: bool = False
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from llmserve.core import (
 )
 from llmserve.engine.outputs import ChoiceState
 from llmserve.engine.stats import EngineStats
-from llmserve.errors import EngineError, StepFailedError
+from llmserve.errors import EngineError, OutputImpossibleError, StepFailedError
 from llmserve.scheduler import Scheduler
 from llmserve.tokenizer import Tokenizer
 
@@ -209,7 +209,9 @@ class Engine:
         if state is None:
             return  # aborted while the step ran
         if event.finish_reason is FinishReason.ERROR:
-            self._fail_request(state, event.error or "the request failed")
+            message = event.error or "the request failed"
+            kind = OutputImpossibleError if event.is_callers_fault else StepFailedError
+            self._fail_request(state, kind(message))
             return
         choice = state.choices[sequence_id]
         self._record_tokens(choice, event, now)
@@ -229,7 +231,7 @@ class Engine:
             del self._requests[state.request_id]
             state.sink.close()
 
-    def _fail_request(self, state: RequestState, message: str) -> None:
+    def _fail_request(self, state: RequestState, error: EngineError) -> None:
         """One failed choice fails the request; its siblings end with it."""
         del self._requests[state.request_id]
         for sequence_id, choice in state.choices.items():
@@ -237,7 +239,7 @@ class Engine:
             del self._states[sequence_id]
             self._record_finish(state, choice, FinishReason.ERROR)
         state.choices.clear()
-        state.sink.fail(StepFailedError(message))
+        state.sink.fail(error)
 
     def _record_tokens(self, choice: ChoiceState, event: TokenEvent, now: float) -> None:
         timing, stats = choice.timing, self._stats

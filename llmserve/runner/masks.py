@@ -7,6 +7,7 @@ the GIL.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -21,6 +22,10 @@ _FEW = 1 / 32
 # times as fast as branching on each bit, which no processor can predict.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
+
+# A slow mask holds up the whole batch. One may be slow because it prepares those that follow.
+_MAX_MASK_S = 0.1
+_MAX_SLOW_MASKS = 1
 
 
 class GrammarFailedError(Exception):
@@ -91,6 +96,7 @@ class GrammarFollower:
         self._end_ids = end_ids
         self._ends_late = ends_late
         self._state: GrammarState | None = None
+        self._num_slow = 0
         self._next = thread.submit(self, tuple(output_token_ids))
 
     def mask(self) -> Mask:
@@ -114,4 +120,9 @@ class GrammarFollower:
             self._state = self._grammar.start()
         for token_id in token_ids:
             self._state.accept(token_id)
-        return Mask(self._state.mask(), self._end_ids, ends_late=self._ends_late)
+        begin = time.thread_time()
+        raw = self._state.mask()
+        self._num_slow += time.thread_time() - begin > _MAX_MASK_S
+        if self._num_slow > _MAX_SLOW_MASKS:
+            raise GrammarFailedError("finding what may come next takes too long")
+        return Mask(raw, self._end_ids, ends_late=self._ends_late)

@@ -27,7 +27,11 @@ Floats = npt.NDArray[np.float32]
 
 _INVALID = "the model's logits hold NaN or infinity"
 _EMPTY = "no token is left to sample: every token of the vocabulary is masked"
-_NO_GRAMMAR = "the output cannot follow its grammar any further"
+_NO_GRAMMAR = "the grammar is too complex for the output to follow it any further; simplify it"
+_NO_ALLOWED = (
+    "no token is left to sample: the grammar allows none that allowed_token_ids, bad_words, "
+    "logit_bias and min_tokens leave"
+)
 _FIRST_CAPACITY = 16
 
 
@@ -105,7 +109,11 @@ class Sampler:
             zip(token_ids.tolist(), sampled["status"].tolist(), strict=True)
         ):
             if i in failed:
-                results.append(SeqResult(error=_NO_GRAMMAR))
+                results.append(SeqResult(error=_NO_GRAMMAR, is_callers_fault=True))
+                continue
+            has_grammar = sequences[i].sampling.grammar is not None
+            if status not in (STATUS_OK, STATUS_INVALID) and has_grammar:
+                results.append(SeqResult(error=_NO_ALLOWED, is_callers_fault=True))
                 continue
             if status != STATUS_OK:
                 results.append(SeqResult(error=_INVALID if status == STATUS_INVALID else _EMPTY))

@@ -372,7 +372,9 @@ class Scheduler:
             if request.status is not running:
                 continue
             if result.error is not None:
-                events.append(self._fail(request, result.error))
+                events.append(
+                    self._fail(request, result.error, is_callers_fault=result.is_callers_fault)
+                )
                 continue
             request.num_computed_tokens = num_computed = request.num_computed_tokens + 1
             if not num_computed & mask:
@@ -397,7 +399,7 @@ class Scheduler:
         if request.status is not RequestStatus.RUNNING:
             return None
         if result.error is not None:
-            return self._fail(request, result.error)
+            return self._fail(request, result.error, is_callers_fault=result.is_callers_fault)
         request.num_computed_tokens += num_tokens
         self._manager.cache_blocks(request)
         event = TokenEvent(request.request_id, result.token_ids, result.logprobs)
@@ -427,9 +429,13 @@ class Scheduler:
         if event.finish_reason is not None:
             self._end(request, event.finish_reason, event.stop_reason)
 
-    def _fail(self, request: Request, message: str) -> TokenEvent:
+    def _fail(
+        self, request: Request, message: str, *, is_callers_fault: bool = False
+    ) -> TokenEvent:
         self._end(request, FinishReason.ERROR, None)
-        return TokenEvent(request.request_id, (), finish_reason=FinishReason.ERROR, error=message)
+        event = TokenEvent(request.request_id, (), finish_reason=FinishReason.ERROR, error=message)
+        event.is_callers_fault = is_callers_fault
+        return event
 
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -176,8 +177,48 @@ def test_grammar_that_fails_fails_its_sequence_only() -> None:
         errors.append([result.error is not None for result in results])
 
     assert errors == [[False] * 3, [False] * 3, [False, True, False], [False, True, False]]
-    assert "grammar" in (results[1].error or "")
+    assert "grammar is too complex" in (results[1].error or "")
+    assert results[1].is_callers_fault
     assert results[1].token_ids == ()
+
+
+class _SlowState:
+    def mask(self) -> bytes:
+        begin = time.thread_time()
+        while time.thread_time() < begin + 0.12:
+            pass
+        return b"\xff" * 40
+
+    def accept(self, token_id: int) -> None:
+        pass
+
+
+class _SlowGrammar:
+    def start(self) -> _SlowState:
+        return _SlowState()
+
+
+def test_grammar_whose_masks_are_slow_fails_its_sequence_only() -> None:
+    sampler = Sampler()
+    sampler.add("slow", make_sampling(grammar=_SlowGrammar()), [1], [])
+    sampler.add("good", make_sampling(), [1], [])
+
+    errors = [
+        [r.error is not None for r in sampler.sample(make_logits(2, seed=i), ["slow", "good"])]
+        for i in range(3)
+    ]
+
+    assert errors == [[False, False], [True, False], [True, False]]
+
+
+def test_grammar_and_bans_that_leave_no_token_are_the_callers_fault() -> None:
+    sampler = Sampler()
+    sampler.add("a", make_sampling(allowed_token_ids=(EOS_ID,)), [1], [])
+
+    (result,) = sampler.sample(make_logits(), ["a"])
+
+    assert "allowed_token_ids" in (result.error or "")
+    assert result.is_callers_fault
 
 
 class _WatchedState:
