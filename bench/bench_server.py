@@ -1,12 +1,12 @@
 """Serving speed of a server process: throughput, TTFT and ITL over HTTP, in a closed loop.
 
 Starts `python -m llmserve` with the given flags, keeps `--concurrency` streamed completions in
-flight until `--num-requests` are done, and prints the figures of each concurrency; the last line
-is JSON. Prompts are random token ids, all different, so the prefix cache does not help. Tokens are
+flight, and prints the figures of each concurrency; with `--rounds` several times, each with a new
+server, and their medians. Prompts are random token ids, all different, so the prefix cache does not help. Tokens are
 counted by the server's usage object, which must show the length that was asked for. TTFT ends at
 the first chunk with text; ITL is the gap between two such chunks.
 
-    python bench/bench_server.py --concurrency 1 8 32 -- --max-model-len 2048
+    python bench/bench_server.py --concurrency 1 8 32 --rounds 5 -- --max-model-len 2048
 """
 
 from __future__ import annotations
@@ -86,7 +86,6 @@ async def run(
         for a, b in zip(answer.chunks, answer.chunks[1:], strict=False)
     )
     return {
-        "concurrency": concurrency,
         "output_tokens_per_s": sum(answer.num_tokens for answer in answers) / wall,
         "ttft_p50_ms": statistics.median(ttft),
         "ttft_p99_ms": ttft[math.ceil(0.99 * len(ttft)) - 1],
@@ -95,8 +94,12 @@ async def run(
     }
 
 
-def resident_mb(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+def memory_mb(pid: int, field: str) -> float:
+    """VmRSS: resident now; VmHWM: at most so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise SystemExit(f"/proc/{pid}/status has no {field}")
 
 
 def first_answer(flags: list[str]) -> tuple[subprocess.Popen[str], str, float]:
@@ -120,37 +123,48 @@ def first_answer(flags: list[str]) -> tuple[subprocess.Popen[str], str, float]:
     return server, url, time.perf_counter() - begin
 
 
+def measure(args: argparse.Namespace, seed: int) -> dict[str, float]:
+    """One server, started anew: its start, its memory, and every concurrency in turn."""
+    server, url, start_s = first_answer(args.flags)
+    try:
+        figures = {"start_to_first_answer_s": start_s, "idle_mb": memory_mb(server.pid, "VmRSS")}
+        for concurrency in args.concurrency:
+            num_requests = concurrency * args.requests_per_slot
+            row = asyncio.run(
+                run(
+                    url,
+                    concurrency,
+                    num_requests,
+                    args.prompt_len,
+                    args.output_len,
+                    seed=seed + concurrency,
+                )
+            )
+            figures |= {f"c{concurrency}_{name}": value for name, value in row.items()}
+            figures[f"c{concurrency}_peak_mb"] = memory_mb(server.pid, "VmHWM")
+        return figures
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests-per-slot", type=int, default=3)
     parser.add_argument("--prompt-len", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1, help="servers started one after another")
     parser.add_argument("flags", nargs="*", help="flags of the server, after --")
     args = parser.parse_args()
-    server, url, start_s = first_answer(args.flags)
-    try:
-        report: dict[str, object] = {"start_to_first_answer_s": round(start_s, 2)}
-        report["idle_mb"] = round(resident_mb(server.pid))
-        rows = []
-        for concurrency in args.concurrency:
-            row = asyncio.run(
-                run(
-                    url,
-                    concurrency,
-                    concurrency * args.requests_per_slot,
-                    args.prompt_len,
-                    args.output_len,
-                    seed=concurrency,
-                )
-            )
-            rows.append({name: round(value, 1) for name, value in row.items()})
-            print(rows[-1], flush=True)
-        report["loaded_mb"] = round(resident_mb(server.pid))
-        print(json.dumps({**report, "rows": rows}))
-    finally:
-        server.terminate()
-        server.wait(60)
+    rounds = []
+    for index in range(args.rounds):
+        rounds.append(measure(args, seed=1000 * index))
+        print({name: round(value, 1) for name, value in rounds[-1].items()}, flush=True)
+    print(f"{'median of ' + str(len(rounds)):<28} {'median':>9} {'min':>9} {'max':>9}")
+    for name in rounds[0]:
+        values = [figures[name] for figures in rounds]
+        print(f"{name:<28} {statistics.median(values):9.1f} {min(values):9.1f} {max(values):9.1f}")
 
 
 if __name__ == "__main__":
