@@ -2,9 +2,9 @@
 
 Starts `python -m llmserve` with the given flags, keeps `--concurrency` streamed completions in
 flight, and prints the figures of each concurrency; with `--rounds` several times, each with a new
-server, and their medians. Prompts are random token ids, all different, so the prefix cache does not help. Tokens are
-counted by the server's usage object, which must show the length that was asked for. TTFT ends at
-the first chunk with text; ITL is the gap between two such chunks.
+server, and their medians. Prompts are random token ids, all different, so the prefix cache does not
+help. Tokens are counted by the server's usage object, which must show the length that was asked
+for. TTFT ends at the first chunk with text; ITL is the gap between two such chunks.
 
     python bench/bench_server.py --concurrency 1 8 32 --rounds 5 -- --max-model-len 2048
 """
