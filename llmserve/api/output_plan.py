@@ -104,6 +104,7 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
 
 def fields_without_effect(request: ChatRequest, plan: OutputPlan, context: ApiContext) -> list[str]:
     """Fields that are given although the model, or the rest of the request, leaves them none."""
+
     def is_in_template(variable: str) -> bool:
         return context.formats.is_in_template(variable, request.chat_template)
 
