@@ -222,6 +222,15 @@ async def test_thinking_budget_without_a_reasoning_parser_is_listed(served: Serv
     assert answer.headers["X-Ignored-Params"] == "thinking.budget_tokens"
 
 
+async def test_variables_of_the_template_beside_thinking_are_checked(served: Served) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 50}
+
+    answer = await send(served, thinking=thinking, chat_template_kwargs=[1])
+
+    assert answer.status == 400
+    assert "chat_template_kwargs is a list of 1" in answer.json["error"]["message"]
+
+
 def test_blocks_become_the_chat_messages_they_stand_for() -> None:
     messages = check_messages(
         [

@@ -94,8 +94,10 @@ def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[
     if request.thinking is not None:
         # Templates of different families ask for one or the other.
         is_on = request.thinking["type"] != "disabled"
-        kwargs = {"enable_thinking": is_on, "thinking": is_on}
-        fields["chat_template_kwargs"] = kwargs | passed.get("chat_template_kwargs", {})
+        variables = passed.get("chat_template_kwargs", {})
+        if isinstance(variables, dict):  # else the check of chat's fields refuses it
+            variables = {"enable_thinking": is_on, "thinking": is_on} | variables
+        fields["chat_template_kwargs"] = variables
     return fields
 
 
