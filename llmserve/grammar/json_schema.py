@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmserve.grammar.schema_bounds import check_intersections
+from llmserve.grammar.schema_numbers import ANNOTATIONS, bound_numbers
 from llmserve.grammar.spec import GrammarError
 
 # One of these, once, wherever JSON allows whitespace: a model that likes either is not driven off
@@ -35,15 +36,16 @@ _SCHEMA_KEYS = frozenset(
 _LIST_KEYS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _MAP_KEYS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _COMBINING_KEYS = ("allOf", "anyOf", "oneOf", "$ref")
-_ANNOTATIONS = frozenset(
-    {
-        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "$comment", "$anchor", "$defs", "definitions", "discriminator"),
-    }
-)
 _CLOCK = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 # RFC 3339 also has leap seconds, small letters and endless fractions, which few readers take.
 _PLAIN_FORMATS = {"time": f"^{_CLOCK}", "date-time": f"^[0-9-]+T{_CLOCK}"}
+# Other formats are annotations, as JSON Schema has it.
+_FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        *("uri", "unknown"),
+    }
+)
 _WITHOUT_EFFECT: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -59,8 +61,8 @@ def guidance_schema(
     """The schema with options for llguidance; the arguments are as in GrammarSpec.
 
     An object that declares properties and says nothing about others holds no others, as if
-    additionalProperties were false: all that it allows, the schema allows too. Schemas that are
-    combined with others are left as they are. Raises GrammarError.
+    additionalProperties were false, and numbers are bounded: all that it allows, the schema allows
+    too. Schemas that are combined with others are left as they are. Raises GrammarError.
     """
     if schema is True:
         schema = {}
@@ -74,9 +76,10 @@ def guidance_schema(
         for part in parts:
             if "properties" in part:
                 part["additionalProperties"] = False
-    elif not any(_is_combining(part) for part in parts):
+    if not any(_is_combining(part) for part in parts):
         for part in parts:
             _close(part)
+        bound_numbers(parts, plain)
     pattern = DEFAULT_WHITESPACE if whitespace is None else _whitespace_pattern(whitespace)
     options = {"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
     return {**plain, "x-guidance": options}
@@ -114,6 +117,8 @@ def _convert(schema: Any) -> Any:
     result: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "x-guidance" or value in _WITHOUT_EFFECT.get(key, ()):
+            continue
+        if key == "format" and isinstance(value, str) and value not in _FORMATS:
             continue
         if key in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
             raise GrammarError(f"{key} in the JSON schema is a boolean; it must be a number")
@@ -170,7 +175,7 @@ def _is_combining(schema: dict[str, Any]) -> bool:
     if not combined:
         return False
     all_of = schema.get("allOf")
-    has_siblings = len(schema.keys() - _ANNOTATIONS) > 1
+    has_siblings = len(schema.keys() - ANNOTATIONS) > 1
     return has_siblings or (isinstance(all_of, list) and len(all_of) > 1)
 
 

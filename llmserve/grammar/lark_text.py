@@ -21,7 +21,12 @@ def quote(text: str) -> str:
 
 
 def regex_lark(pattern: str) -> str:
-    """A regular expression, in which \\d, \\w and \\s stand for ASCII characters."""
+    """A regular expression, in which \\d, \\w and \\s stand for ASCII characters.
+
+    Raises GrammarError for a backslash at the end, which llguidance would leave out.
+    """
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise GrammarError("the regular expression ends with a backslash that escapes nothing")
     return f"/{regex_to_lark(pattern, 'dws')}/"
 
 

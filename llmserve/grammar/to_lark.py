@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmserve.grammar.gbnf_lark import gbnf_to_lark
 from llmserve.grammar.json_schema import guidance_schema
 from llmserve.grammar.lark_text import json_lark, parse_json, quote, regex_lark
+from llmserve.grammar.schema_numbers import ANY_OBJECT
 from llmserve.grammar.spec import GrammarError, GrammarKind, GrammarSpec
 from llmserve.grammar.structural_tag import structural_tag_lark
 from llmserve.grammar.vocabulary import Vocabulary
@@ -37,7 +38,7 @@ def guidance_grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
 
 def json_document(spec: GrammarSpec) -> str:
     """The body of a Lark rule of the JSON that a specification allows. Raises GrammarError."""
-    schema: object = {"type": "object"}
+    schema: object = ANY_OBJECT
     if spec.kind is GrammarKind.JSON_SCHEMA:
         schema = parse_json(spec.source, "the JSON schema")
     return json_lark(guidance_schema(schema, spec.whitespace, closes_objects=spec.closes_objects))

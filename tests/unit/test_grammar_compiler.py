@@ -54,6 +54,7 @@ class SpacedTokenizer(ByteTokenizer):
     [
         (GrammarKind.REGEX, "a/[bc]{2}|ü+", ["a/bc", "üü"], ["a/b", "xa/bc", "a/bcx", ""]),
         (GrammarKind.REGEX, "^(?P<n>x)$", ["x"], ["xx"]),
+        (GrammarKind.REGEX, '\\\\/ "b" /\nx: /', ['\\/ "b" /\nx: /'], ["\\", '\\ "b" ', "b"]),
         (GrammarKind.REGEX, "\\d+\n[\\w]\\s", ["12\na\t"], ["٣\na\t", "1\nü\t", "1\na\u00a0"]),
         (GrammarKind.CHOICE, '["ab","abc","日本 \\"q\\"","a\\u007f\\u2028"]',
          ["ab", "abc", '日本 "q"', "a\x7f\u2028"], ["a", "abcd"]),
@@ -74,6 +75,8 @@ def test_texts_of_a_grammar(
     [
         (GrammarKind.REGEX, "(", "unclosed group"),
         (GrammarKind.REGEX, "(?=a)", "look-around"),
+        (GrammarKind.REGEX, "\\", "escapes nothing"),
+        (GrammarKind.REGEX, "a\\\\\\", "escapes nothing"),
         (GrammarKind.LARK, 'begin: "a"', "start"),
         (GrammarKind.LARK, "start: <nope>", "nope"),
         (GrammarKind.LARK, '{"grammars": [{"json_schema": {}}]}', "begin with a brace"),

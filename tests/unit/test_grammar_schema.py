@@ -15,7 +15,15 @@ import pytest
 from pydantic import BaseModel, Field
 
 from llmserve.grammar import GrammarKind, GrammarSpec
-from tests.grammar_builders import COMPILER, EOS_ID, accepts, accepts_json, allowed, refusal
+from tests.grammar_builders import (
+    COMPILER,
+    EOS_ID,
+    accepts,
+    accepts_json,
+    allowed,
+    is_text_of,
+    refusal,
+)
 
 
 class Color(enum.Enum):
@@ -275,7 +283,6 @@ def test_options_for_the_compiler_in_a_schema_are_ignored() -> None:
             "propertyNames": {"pattern": "a"}, "dependencies": {"a": ["b"]}, "$dynamicRef": "#a",
         }.items()),
         ({"properties": {"a": {"items": {"uniqueItems": True}}}}, "uniqueItems"),
-        ({"type": "string", "format": "frob"}, "frob"),
         ({"type": "strnig"}, "strnig"),
         ({"properties": {"foo": "bar"}}, "schema must be an object or boolean"),
         ({"$ref": "#/$defs/none"}, "/$defs/none"),
@@ -311,6 +318,46 @@ def test_many_optional_properties_are_allowed() -> None:
     schema = {"type": "object", "properties": {f"p{i}": number for i in range(1000)}}
 
     assert accepts_json(schema, '{"p3":1,"p999":2}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "endless"),
+    [
+        ({"type": "integer"}, ["-5", "0", "9" * 18], "1" * 19),
+        ({"type": ["integer", "null"]}, ["12", "null"], "1" * 19),
+        ({"type": "integer", "minimum": 3}, ["3", "9" * 18], "1" * 19),
+        ({"type": "integer", "maximum": 3, "format": "int64"}, ["-7"], "-" + "1" * 19),
+        ({"type": "integer", "minimum": 10**18, "maximum": 10**19}, ["15" + "0" * 17], "1" * 21),
+        ({"type": "number"}, ["-0.5", "1.25", "12345678.000000001"], "0." + "0" * 10),
+        ({"type": "number"}, ["9" * 15], "9" * 16),
+        ({"type": "number", "minimum": 0.5, "maximum": 0.75}, ["0.5", "0.625"], "0.5" + "0" * 9),
+        ({"type": "number", "enum": [0.12345678912]}, ["0.12345678912"], "1" * 30),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, ["1", '"1"'], "1" * 19),
+        ({"properties": {"a": {"type": "integer", "title": "A"}}}, ['{"a":1}'], '{"a":' + "1" * 19),
+    ],
+)
+def test_numbers_have_so_many_digits_at_most(
+    schema: dict[str, Any], written: list[str], endless: str
+) -> None:
+    grammar = COMPILER.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+
+    assert [text for text in written if not is_text_of(grammar, text)] == []
+    state = grammar.start()
+    for char in endless[:-1].encode():
+        if char not in allowed(state.mask()):
+            return
+        state.accept(char)
+    assert ord(endless[-1]) not in allowed(state.mask())
+
+
+def test_numbers_of_any_object_have_so_many_digits_at_most() -> None:
+    assert accepts(GrammarKind.JSON_OBJECT, "", '{"a":[-1.5,' + "9" * 15 + "]}")
+    assert not accepts(GrammarKind.JSON_OBJECT, "", '{"a":' + "9" * 16 + "}")
+
+
+@pytest.mark.parametrize("name", ["path", "password", "binary", "base64", "uri-reference", "frob"])
+def test_formats_that_are_not_known_change_nothing(name: str) -> None:
+    assert accepts_json({"type": "string", "format": name}, '"any text"')
 
 
 def test_decimal_multiples_are_exact() -> None:
