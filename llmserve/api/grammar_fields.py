@@ -127,6 +127,11 @@ _READERS: dict[str, Callable[[object, str], GrammarSpec]] = {
     "json_object": _json_object,
     "structural_tag": _structural_tag,
 }
+_OTHER_MEMBERS = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.LARK: "grammar",
+    GrammarKind.GBNF: "grammar",
+}
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 
 
@@ -165,6 +170,11 @@ def _with_options(spec: GrammarSpec, present: dict[str, Any], field: str) -> Gra
     if "disable_any_whitespace" in asked:
         return dataclasses.replace(spec, whitespace="")
     return spec
+
+
+def member_of(spec: GrammarSpec) -> str:
+    """The member of structured_outputs that such a grammar comes from."""
+    return _OTHER_MEMBERS.get(spec.kind, spec.kind.value)
 
 
 def with_whitespace(spec: GrammarSpec, pattern: object, field: str) -> GrammarSpec:

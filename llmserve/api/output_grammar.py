@@ -8,7 +8,7 @@ from llmserve.api.call_repeats import UnrepeatingGrammar
 from llmserve.api.context import ApiContext
 from llmserve.api.output_plan import OutputPlan
 from llmserve.api.schemas import ChatRequest
-from llmserve.api.structured import compile_grammar, grammar_field, grammar_spec
+from llmserve.api.structured import compile_grammar, grammar_param, grammar_spec
 from llmserve.core import ThinkingBudget
 from llmserve.core.grammar import Grammar
 from llmserve.errors import RequestError
@@ -27,7 +27,7 @@ def output_grammar(request: ChatRequest, plan: OutputPlan, context: ApiContext) 
     model, an answer in JSON is its alternative to them. A grammar that is not for text around
     calls begins behind the thinking.
     """
-    spec, param = grammar_spec(request), grammar_field(request)
+    spec, param = grammar_spec(request), grammar_param(request)
     if plan.choice.is_forced:
         calls = GrammarSpec(GrammarKind.LARK, _calls(plan, context, is_required=True))
         spec, param = _calls_behind_thinking(calls, plan), "tools"

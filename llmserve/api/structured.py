@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from llmserve.api.context import ApiContext
-from llmserve.api.grammar_fields import with_whitespace
+from llmserve.api.grammar_fields import member_of, with_whitespace
 from llmserve.api.schemas import GenerationFields
 from llmserve.core.grammar import Grammar
 from llmserve.errors import GrammarsBusyError, RequestError
@@ -29,6 +29,14 @@ def grammar_field(request: GenerationFields) -> str | None:
             f"{asked[0]} and {asked[1]} both constrain the output; set one of them", param=asked[1]
         )
     return asked[0] if asked else None
+
+
+def grammar_param(request: GenerationFields) -> str | None:
+    """What an error of the grammar names: the field, of structured_outputs its member."""
+    field = grammar_field(request)
+    if field != "structured_outputs" or request.structured_outputs is None:
+        return field
+    return f"{field}.{member_of(request.structured_outputs)}"
 
 
 def grammar_spec(request: GenerationFields) -> GrammarSpec | None:
@@ -69,7 +77,7 @@ def requested_grammar(request: GenerationFields, context: ApiContext) -> Grammar
     spec = grammar_spec(request)
     if spec is None:
         return None
-    return compile_grammar(context, spec, param=grammar_field(request))
+    return compile_grammar(context, spec, param=grammar_param(request))
 
 
 def _is_on_loop() -> bool:

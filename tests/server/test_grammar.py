@@ -283,6 +283,17 @@ async def test_cancelled_request_leaves_nothing_behind(
     assert await complete(client, structured_outputs={"choice": ["ok"]}) == "ok"
 
 
+async def test_choice_whose_tokens_are_all_banned_is_the_callers_fault(
+    client: httpx.AsyncClient,
+) -> None:
+    fields = {"structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": [5]}
+
+    for path in (CHAT, COMPLETIONS):
+        error = await refused(client, path, **fields)
+        assert "no token is left to sample" in error["message"]
+        assert error["type"] == "invalid_request_error"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -293,12 +304,16 @@ async def test_cancelled_request_leaves_nothing_behind(
         ({"response_format": json_schema({}, strict=1)}, "strict", "a boolean"),
         ({"response_format": json_schema({}, name=5)}, "name", "a string"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "format"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
+        ({"structured_outputs": {"regex": "\\"}}, "structured_outputs.regex", "escapes nothing"),
+        ({"structured_outputs": {"regex": "a{1000000}"}}, "outputs.regex", "too complex"),
+        ({"structured_outputs": {"choice": ["x" * 900_000]}}, "outputs.choice", "too complex"),
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "not"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "not empty"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "not empty"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice", "strings"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
-        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs", "uses x"),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar", "uses x"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "one of them"),
         ({"structured_outputs": {"nonsense": 1}}, "structured_outputs", "nonsense"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "one of"),
