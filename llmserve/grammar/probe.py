@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from llmserve.grammar.spec import GrammarError
 from llmserve.grammar.state import describe
 from llmserve.grammar.vocabulary import Vocabulary
 
-_NUM_TOKENS = 32
+_NUM_TOKENS = 24
 # The first masks are slower than those of the same states later.
 _MAX_MASK_S = 0.1
 _MAX_SLOW_MASKS = 2
@@ -37,12 +39,25 @@ def probe(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         if num_slow > _MAX_SLOW_MASKS:
             raise GrammarError("the grammar is too complex: finding what may come next is slow")
         _check(walk)
-        ids = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        ids = ids[~np.isin(ids, vocabulary.eos_token_ids)]
-        if not len(ids):
+        token_id = _draw(mask, draw, vocabulary.eos_token_ids)
+        if token_id is None:
             return
-        walk.consume_token(int(ids[draw.randrange(len(ids))]))
+        walk.consume_token(token_id)
         _check(walk)
+
+
+def _draw(
+    mask: npt.NDArray[np.uint8], draw: random.Random, eos_token_ids: Sequence[int]
+) -> int | None:
+    """A token of the mask that is no end; None if there is none."""
+    allowed = mask.copy()
+    for token_id in eos_token_ids:
+        allowed[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
+    places = np.flatnonzero(allowed)
+    if not len(places):
+        return None
+    place = int(places[draw.randrange(len(places))])
+    return 8 * place + draw.choice([bit for bit in range(8) if allowed[place] >> bit & 1])
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from llmserve.grammar import GrammarCompiler, GrammarError, GrammarKind, GrammarSpec
+from llmserve.grammar import (
+    GrammarBusyError,
+    GrammarCompiler,
+    GrammarError,
+    GrammarKind,
+    GrammarSpec,
+)
 from llmserve.tokenizer import Tokenizer
 from llmserve.tokenizer.gguf_spm import GGUFSpmTokenizer
 from llmserve.tokenizer.hf import HFTokenizer
@@ -184,6 +190,21 @@ def test_slow_grammar_is_given_up_while_others_are_compiled() -> None:
 
     assert time.monotonic() - begin < 1
     compiler.compile(GrammarSpec(GrammarKind.REGEX, "[a-f]"))
+    compiler.close()
+
+
+def test_grammars_are_put_off_while_slow_ones_keep_all_threads() -> None:
+    compiler = make_compiler(timeout_s=0.02)
+    compiler.compile(DIGIT)
+    for multiple in (19997, 19993):
+        source = f'{{"type":"integer","multipleOf":{multiple}}}'
+        with pytest.raises(GrammarError, match=r"more than 0\.02 s"):
+            compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source))
+
+    with pytest.raises(GrammarBusyError, match="try again later"):
+        compiler.compile(GrammarSpec(GrammarKind.REGEX, "[a-f]"))
+    compiler.compile(DIGIT)
+
     compiler.close()
 
 
