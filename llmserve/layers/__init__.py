@@ -9,6 +9,7 @@ from llmserve.layers.linear import Linear
 from llmserve.layers.mlp import MLP
 from llmserve.layers.norm import AddNorm, RMSNorm
 from llmserve.layers.rotary import RopeConfig, RopeKind, RotaryTable
+from llmserve.layers.scratch import Scratch
 
 __all__ = [
     "AddNorm",
@@ -22,4 +23,5 @@ __all__ = [
     "RopeConfig",
     "RopeKind",
     "RotaryTable",
+    "Scratch",
 ]

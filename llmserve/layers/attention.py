@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from llmserve import kernels
-from llmserve.layers.linear import Linear
+from llmserve.layers.linear import INTERMEDIATE, Linear
 from llmserve.layers.norm import RMSNorm
 from llmserve.layers.rotary import RotaryTable
+from llmserve.layers.scratch import Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Attention:
         qkv: Linear,
         output: Linear,
         rotary: RotaryTable | None,
+        scratch: Scratch,
         qk_norms: tuple[RMSNorm, RMSNorm] | None = None,
         *,
         qk_norm_per_head: bool = True,
@@ -56,6 +58,7 @@ class Attention:
         self._qkv = qkv
         self._output = output
         self._rotary = rotary
+        self._scratch = scratch
         self._qk_norms = qk_norms
         self._qk_norm_per_head = qk_norm_per_head
 
@@ -66,7 +69,7 @@ class Attention:
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """x: float32 [num_tokens, hidden_size]; returns the same shape.
+        """x: float32 [num_tokens, hidden_size]; returns the same shape, in scratch memory.
 
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; this step's K and V
         are written to them first.
@@ -85,6 +88,7 @@ class Attention:
             scale=self._shape.scale,
             sliding_window=self._shape.sliding_window,
             logit_softcap=self._shape.logit_softcap,
+            out=self._scratch.take(INTERMEDIATE, x.shape[0], self._output.num_cols),
         )
         return self._output(attended)
 

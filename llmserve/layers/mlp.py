@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 
 from llmserve import kernels
-from llmserve.layers.linear import Linear
+from llmserve.layers.linear import INTERMEDIATE, Linear
+from llmserve.layers.scratch import Scratch
 
 
 class MLP:
     """down(act(gate(x)) * up(x)); activation is "silu", "gelu_tanh" or "gelu"."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, activation: str, scratch: Scratch) -> None:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
+        self._scratch = scratch
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: float32 [num_tokens, hidden_size]; returns the same shape."""
-        return self._down(kernels.act_mul(self._gate_up(x), self._activation))
+        """x: float32 [num_tokens, hidden_size]; returns the same shape, in scratch memory."""
+        gate_up = self._gate_up(x)
+        activated = self._scratch.take(INTERMEDIATE, x.shape[0], self._down.num_cols)
+        return self._down(kernels.act_mul(gate_up, self._activation, activated))

@@ -25,9 +25,9 @@ class RMSNorm:
         )
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the norm of the sum. Both float32 [num_tokens, size]."""
+        """residual += x in place; returns the norm of the sum, in x. Both [num_tokens, size]."""
         return kernels.add_rms_norm(
-            x, residual, self._weight, self._eps, weight_offset=self._weight_offset
+            x, residual, self._weight, self._eps, weight_offset=self._weight_offset, out=x
         )
 
 
@@ -44,12 +44,12 @@ class AddNorm:
         self._scale = scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x, residual: float32 [num_tokens, hidden_size]; adds to `residual` in place.
+        """x, residual: float32 [num_tokens, hidden_size]; both change in place.
 
-        Returns the input of the next block. It may be `residual` itself: read it only.
+        Returns the input of the next block: x, or `residual` itself, so read it only.
         """
         if self._post is not None:
-            x = self._post(x)
+            x = self._post(x, out=x)
         if self._scale != 1.0:
             x.mul_(self._scale)
         if self._pre is not None:

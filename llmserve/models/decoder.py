@@ -82,7 +82,7 @@ class Decoder:
         self._logit_softcap = logit_softcap
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """Normalised hidden states, float32 [num_tokens, hidden_size].
+        """Normalised hidden states, float32 [num_tokens, hidden_size], valid until the next call.
 
         caches: one per layer. K and V of the batch's tokens are written to them.
         """
@@ -99,6 +99,8 @@ class Decoder:
 
         Returns float32 [n, vocab_size], which the caller owns: `out` if given.
         """
+        if out is None:
+            out = torch.empty(hidden.shape[0], self.vocab_size)
         logits = self._output(hidden, out)
         if self._logit_scale != 1.0:
             logits.mul_(self._logit_scale)

@@ -19,6 +19,7 @@ from llmserve.layers import (
     RMSNorm,
     RopeConfig,
     RotaryTable,
+    Scratch,
 )
 from llmserve.models.config import DecoderConfig, LayerConfig, QKNorm
 from llmserve.models.decoder import Decoder, DecoderLayer
@@ -67,6 +68,7 @@ class _Builder:
     def __init__(self, config: DecoderConfig, weights: Weights, max_model_len: int) -> None:
         self._config = config
         self._weights = weights
+        self._scratch = Scratch()
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._tables: dict[RopeConfig, RotaryTable] = {
             rope: RotaryTable(rope, max_model_len) for rope in ropes
@@ -80,7 +82,7 @@ class _Builder:
             embedding,
             self._input_norm(0),
             [self._layer(index, layer) for index, layer in enumerate(config.layers)],
-            Linear([self._output_matrix(matrix)]),
+            Linear([self._output_matrix(matrix)], None, self._scratch, "logits"),
             list(self._tables.values()),
             logit_scale=config.logit_scale,
             logit_softcap=config.logit_softcap,
@@ -133,7 +135,13 @@ class _Builder:
         )
         rotary = None if layer.rope is None else self._tables[layer.rope]
         return Attention(
-            shape, qkv, output, rotary, norms, qk_norm_per_head=kind is QKNorm.PER_HEAD
+            shape,
+            qkv,
+            output,
+            rotary,
+            self._scratch,
+            norms,
+            qk_norm_per_head=kind is QKNorm.PER_HEAD,
         )
 
     def _mlp(self, index: int) -> MLP:
@@ -141,7 +149,7 @@ class _Builder:
         size = config.intermediate_size
         gate_up = self._fused("gate_up", ("gate", "up"), (size, size), index, config.has_mlp_bias)
         down = self._linear("down", config.hidden_size, size, index, config.has_mlp_bias)
-        return MLP(gate_up, down, config.activation)
+        return MLP(gate_up, down, config.activation, self._scratch)
 
     def _fused(
         self,
@@ -162,14 +170,14 @@ class _Builder:
             self._weights.bias(part, size, index) if has_bias else None
             for part, size in zip(parts, sizes, strict=True)
         ]
-        return Linear(weights, biases)
+        return Linear(weights, biases, self._scratch, fused)
 
     def _linear(
         self, parameter: str, num_rows: int, num_cols: int, index: int, has_bias: bool
     ) -> Linear:
         weight = self._weights.matrix(parameter, num_rows, num_cols, index)
         bias = self._weights.bias(parameter, num_rows, index) if has_bias else None
-        return Linear([weight], [bias])
+        return Linear([weight], [bias], self._scratch, parameter)
 
     def _input_norm(self, index: int) -> RMSNorm | None:
         """The norm before layer `index`; after the last layer, the final norm."""
