@@ -1,6 +1,6 @@
 """The demo model (Gemma 3 270M, Q4_K_M) against transformers with the same weights dequantised.
 
-Activations are rounded to 8 bits per group of 32 here and not there, so logits agree closely, not
+Activations are rounded to 16 bits per group of 32 here and not there, so logits agree closely, not
 exactly. What is exact is the independence from the batch, the threads and the prefix cache.
 """
 
