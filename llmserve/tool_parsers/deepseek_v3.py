@@ -74,6 +74,4 @@ class DeepSeekV3Parser(SectionParser):
         plain = repeated(plain, separator="", is_parallel=is_parallel)
         fenced = repeated(fenced, separator=r'"\n"?', is_parallel=is_parallel)
         body = f"({plain} | {fenced}) {builder.literal(_SECTION_END)}"
-        if not is_required:
-            return builder.answer(_SECTION, body, without=cls.markers, is_parallel=False)
-        return builder.build(f"{builder.literal(_SECTION)} {body}")
+        return builder.answer(_SECTION, body, without=cls.markers, is_required=is_required)

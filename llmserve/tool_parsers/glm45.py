@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llmserve.tool_parsers.argument_writer import ArgumentWriter
 from llmserve.tool_parsers.base import Tool
-from llmserve.tool_parsers.lark_text import LarkBuilder, quoted, repeated
+from llmserve.tool_parsers.lark_text import LarkBuilder, quoted
 from llmserve.tool_parsers.parameter_lark import ParameterTags, parameters_rule
 from llmserve.tool_parsers.scanning import ScanningParser
 from llmserve.tool_parsers.source import Malformed, Steps
@@ -78,7 +78,11 @@ class Glm45Parser(ScanningParser):
             ]
         )
         body = f"{functions} {builder.literal(_CLOSE)}"
-        if not is_required:
-            return builder.answer(_OPEN, body, without=cls.markers, is_parallel=is_parallel)
-        call = builder.rule(f"{builder.literal(_OPEN)} {body}")
-        return builder.build(repeated(call, separator=quoted("\n"), is_parallel=is_parallel))
+        return builder.answer(
+            _OPEN,
+            body,
+            without=cls.markers,
+            is_required=is_required,
+            is_parallel=is_parallel,
+            separator=quoted("\n"),
+        )

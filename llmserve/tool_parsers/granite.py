@@ -39,8 +39,6 @@ class GraniteParser(JsonCallParser):
         calls = call_list_rule(
             builder, tools, key="arguments", is_required=is_required, is_parallel=is_parallel
         )
-        if is_required:
-            return builder.build(f"{builder.literal(_TOKEN)} {calls}")
         return builder.answer(
-            _TOKEN, calls, without=cls.markers, is_parallel=False, not_at_start="["
+            _TOKEN, calls, without=cls.markers, is_required=is_required, not_at_start="["
         )

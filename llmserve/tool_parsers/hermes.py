@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.json_calls import JsonCallParser
-from llmserve.tool_parsers.lark_text import LarkBuilder, call_rule, quoted, repeated
+from llmserve.tool_parsers.lark_text import LarkBuilder, call_rule, quoted
 from llmserve.tool_parsers.source import Malformed, Steps
 
 _OPEN = "<tool_call>"
@@ -54,7 +54,11 @@ class HermesParser(JsonCallParser):
             is_required=is_required,
         )
         body = f'"\\n"? {call} "\\n"? {builder.literal(_CLOSE)}'
-        if not is_required:
-            return builder.answer(_OPEN, body, without=cls.markers, is_parallel=is_parallel)
-        call = builder.rule(f"{builder.literal(_OPEN)} {body}")
-        return builder.build(repeated(call, separator=quoted("\n"), is_parallel=is_parallel))
+        return builder.answer(
+            _OPEN,
+            body,
+            without=cls.markers,
+            is_required=is_required,
+            is_parallel=is_parallel,
+            separator=quoted("\n"),
+        )

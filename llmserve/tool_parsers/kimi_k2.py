@@ -59,6 +59,4 @@ class KimiK2Parser(SectionParser):
         call = builder.either(bodies)
         calls = repeated(call, separator="", is_parallel=is_parallel)
         body = f"{calls} {builder.literal(_SECTION_END)}"
-        if not is_required:
-            return builder.answer(_SECTION, body, without=cls.markers, is_parallel=False)
-        return builder.build(f"{builder.literal(_SECTION)} {body}")
+        return builder.answer(_SECTION, body, without=cls.markers, is_required=is_required)

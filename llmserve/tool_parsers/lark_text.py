@@ -110,10 +110,16 @@ class LarkBuilder:
         rest: str,
         *,
         without: tuple[str, ...],
-        is_parallel: bool,
+        is_required: bool,
+        is_parallel: bool = False,
+        separator: str = "",
         not_at_start: str = "",
     ) -> str:
-        """Free text with units that a marker opens and `rest` goes on with."""
+        """Units that a marker opens and `rest` goes on with: one or more if they are required, with
+        the separator (a rule's body) between; else any number, in free text."""
+        if is_required:
+            unit = self.rule(f"{self.literal(marker)} {rest}")
+            return self.build(repeated(unit, separator=separator, is_parallel=is_parallel))
         opening = self.up_to(marker, text=self.free_text(not_at_start), without=without)
         closing = self.text(without=without, not_at_start=not_at_start)
         return self.build(f"({opening} {rest}){'*' if is_parallel else '?'} {closing}")

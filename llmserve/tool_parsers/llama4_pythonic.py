@@ -43,8 +43,6 @@ class Llama4PythonicParser(PythonicParser):
         builder = LarkBuilder(special_tokens)
         calls = call_list(builder, tools, is_required=is_required, is_parallel=is_parallel)
         body = f"{calls} {builder.literal(_END)}"
-        if is_required:
-            return builder.build(f"{builder.literal(_START)} {body}")
         return builder.answer(
-            _START, body, without=cls.markers, is_parallel=False, not_at_start="["
+            _START, body, without=cls.markers, is_required=is_required, not_at_start="["
         )

@@ -19,7 +19,6 @@ from llmserve.tool_parsers.lark_text import (
     call_list_rule,
     json_rule,
     quoted,
-    repeated,
 )
 from llmserve.tool_parsers.source import Malformed, Steps
 
@@ -87,7 +86,10 @@ class MistralParser(JsonCallParser):
                     for tool in tools
                 ]
             )
-        if not is_required:
-            return builder.answer(_OPEN, body, without=cls.markers, is_parallel=is_parallel)
-        call = builder.rule(f"{builder.literal(_OPEN)} {body}")
-        return builder.build(repeated(call, separator="", is_parallel=is_parallel))
+        return builder.answer(
+            _OPEN,
+            body,
+            without=cls.markers,
+            is_required=is_required,
+            is_parallel=is_parallel,
+        )

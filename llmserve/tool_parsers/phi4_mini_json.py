@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmserve.tool_parsers.base import Tool
 from llmserve.tool_parsers.json_calls import JsonCallParser
-from llmserve.tool_parsers.lark_text import LarkBuilder, call_list_rule, quoted
+from llmserve.tool_parsers.lark_text import LarkBuilder, call_list_rule
 from llmserve.tool_parsers.source import Steps
 
 _OPEN = "functools["
@@ -37,6 +37,4 @@ class Phi4MiniJsonParser(JsonCallParser):
             is_parallel=is_parallel,
             opening="",
         )
-        if is_required:
-            return builder.build(f"{quoted(_OPEN)} {rest}")
-        return builder.answer(_OPEN, rest, without=cls.markers, is_parallel=False)
+        return builder.answer(_OPEN, rest, without=cls.markers, is_required=is_required)
