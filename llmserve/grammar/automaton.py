@@ -116,12 +116,12 @@ class _Nfa:
 
     def close(self, states: set[int]) -> frozenset[int]:
         """With the states that are reached without a character."""
-        todo = list(states)
+        pending = list(states)
         closed = set(states)
-        while todo:
-            new = [state for state in self._free_steps[todo.pop()] if state not in closed]
+        while pending:
+            new = [state for state in self._free_steps[pending.pop()] if state not in closed]
             closed.update(new)
-            todo += new
+            pending += new
         return frozenset(closed)
 
     def build(self, node: Node, start: int, end: int) -> None:

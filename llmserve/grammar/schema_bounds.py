@@ -30,12 +30,12 @@ class _Search:
     def __init__(self, schema: _Schema) -> None:
         self._root = schema
         self._seen: set[frozenset[tuple[int, int]]] = set()
-        self._todo: list[_Group] = [((schema, 0),)]
+        self._pending: list[_Group] = [((schema, 0),)]
         self._num_combined = 0
 
     def run(self) -> None:
-        while self._todo:
-            group = self._todo.pop()
+        while self._pending:
+            group = self._pending.pop()
             key = frozenset((id(schema), num_chosen) for schema, num_chosen in group)
             if key in self._seen:
                 continue
@@ -53,25 +53,25 @@ class _Search:
                 chosen = (schema, num_chosen + 1)
                 others = (*members[:place], chosen, *members[place + 1 :])
                 options = [option for option in choices[num_chosen] if isinstance(option, dict)]
-                self._todo += [(*others, (option, 0)) for option in options]
+                self._pending += [(*others, (option, 0)) for option in options]
                 return
         schemas = [schema for schema, _ in members]
         _check(schemas)
-        self._todo += [tuple((child, 0) for child in part) for part in _children(schemas)]
+        self._pending += [tuple((child, 0) for child in part) for part in _children(schemas)]
 
     def _combined(self, group: _Group) -> _Group:
         """With what allOf and $ref add, each schema once."""
         found = {id(schema): (schema, num_chosen) for schema, num_chosen in group}
-        todo = [schema for schema, _ in group]
-        while todo:
-            schema = todo.pop()
+        pending = [schema for schema, _ in group]
+        while pending:
+            schema = pending.pop()
             all_of = schema.get("allOf")
             parts = list(all_of) if isinstance(all_of, list) else []
             parts.append(self._target(schema.get("$ref")))
             for part in parts:
                 if isinstance(part, dict) and id(part) not in found:
                     found[id(part)] = (part, 0)
-                    todo.append(part)
+                    pending.append(part)
         return tuple(found.values())
 
     def _target(self, ref: object) -> object:
