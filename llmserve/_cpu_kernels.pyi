@@ -40,6 +40,9 @@ def logprob_rows(
     top_ids: int,
     top_logprobs: int,
 ) -> None: ...
+def apply_token_masks(
+    logits: int, row_stride: int, vocab_size: int, row_ids: int, masks: int, num_masks: int
+) -> None: ...
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
 def paged_attention(
     q: int,

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "llmserve/sampling.h"
+#include "llmserve/token_mask.h"
 
 namespace py = pybind11;
 
@@ -39,5 +40,15 @@ void bind_sampling(py::module_& m) {
       py::arg("row_ids"), py::arg("token_ids"), py::arg("top_k"), py::arg("logprobs"),
       py::arg("ranks"), py::arg("top_ids"), py::arg("top_logprobs"),
       py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "apply_token_masks",
+      [](uintptr_t logits, int64_t row_stride, int64_t vocab_size, uintptr_t row_ids,
+         uintptr_t masks, int64_t num_masks) {
+        llmserve::apply_token_masks(pointer<float>(logits), row_stride, vocab_size,
+                                    pointer<const int64_t>(row_ids),
+                                    pointer<const llmserve::TokenMask>(masks), num_masks);
+      },
+      py::arg("logits"), py::arg("row_stride"), py::arg("vocab_size"), py::arg("row_ids"),
+      py::arg("masks"), py::arg("num_masks"), py::call_guard<py::gil_scoped_release>());
   m.def("philox4x32", &llmserve::philox4x32, py::arg("counter"), py::arg("key"));
 }

@@ -129,7 +129,7 @@ class GrammarCompiler:
         text = guidance_grammar(spec, vocabulary)
         matcher = LLMatcher(vocabulary.guide, text, log_level=0, limits=self._limits)
         probe(matcher, vocabulary)
-        body = CompiledGrammar(matcher, self._num_bytes)
+        body = CompiledGrammar(matcher, vocabulary.guide.vocab_size, self._num_bytes)
         if not spec.starts_after:
             return body
         delayed = DelayedGrammar(self._marker(spec.starts_after, vocabulary), body)

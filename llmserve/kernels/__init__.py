@@ -39,7 +39,7 @@ if HAS_EXT:
     from llmserve.kernels.attention import copy_blocks, paged_attention, write_kv
     from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
     from llmserve.kernels.linear import dequantize, embedding, linear
-    from llmserve.kernels.sampling import logprob_rows, sample_rows
+    from llmserve.kernels.sampling import apply_token_masks, logprob_rows, sample_rows
     from llmserve.kernels.threads import get_num_threads, set_num_threads
 else:
     from llmserve.kernels.reference import (
@@ -59,7 +59,11 @@ else:
         softcap,
         write_kv,
     )
-    from llmserve.kernels.reference_sampling import logprob_rows, sample_rows
+    from llmserve.kernels.reference_sampling import (
+        apply_token_masks,
+        logprob_rows,
+        sample_rows,
+    )
 
 __all__ = [
     "GGMLType",
@@ -72,6 +76,7 @@ __all__ = [
     "Weight",
     "act_mul",
     "add_rms_norm",
+    "apply_token_masks",
     "copy_blocks",
     "dequantize",
     "embedding",

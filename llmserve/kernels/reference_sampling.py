@@ -1,4 +1,4 @@
-"""Sampling and log-probabilities in numpy and float64: the readable twin of ext/cpu_kernels.
+"""Sampling, log-probabilities and masks in numpy and float64: the readable twin of ext/cpu_kernels.
 
 Same meaning and same sets of kept tokens as the C++ kernels, same generator; a draw may differ
 where the running sum of weights, rounded differently, meets the random number.
@@ -6,6 +6,7 @@ where the running sum of weights, rounded differently, meets the random number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,3 +158,15 @@ def logprob_rows(
         best = np.argsort(-x, kind="stable")[:top_k]
         out.top_ids[i], out.top_logprobs[i] = best, x[best] - norm
     return out
+
+
+def apply_token_masks(
+    logits: torch.Tensor, row_ids: Sequence[int], masks: Sequence[npt.NDArray[np.uint8]]
+) -> None:
+    """Forbids tokens in some rows; see kernels/sampling.py."""
+    vocab_size = logits.shape[1]
+    for row_id, mask in zip(row_ids, masks, strict=True):
+        allowed = np.zeros(vocab_size, np.bool_)
+        bits = np.unpackbits(mask, bitorder="little")[:vocab_size]
+        allowed[: len(bits)] = bits
+        logits[row_id].masked_fill_(torch.from_numpy(~allowed), -torch.inf)

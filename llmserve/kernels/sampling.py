@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from rows of logits.
+"""Tokens and log-probabilities from rows of logits, and masks over them.
 
 This module checks; the compiled extension computes, each row alone and in a fixed order, so that a
 row gives the same bits alone or among any others, on any number of threads.
@@ -6,12 +6,17 @@ row gives the same bits alone or among any others, on any number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from llmserve import _cpu_kernels
 from llmserve.kernels.reference_sampling import SAMPLED_ROW, SAMPLING_ROW, RowLogprobs
+
+# Laid out as TokenMask in ext/include/llmserve/token_mask.h.
+_TOKEN_MASK = np.dtype([("bits", np.uintp), ("num_bytes", np.int64)])
 
 
 def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -85,6 +90,39 @@ def logprob_rows(
         out.top_logprobs.ctypes.data,
     )
     return out
+
+
+def apply_token_masks(
+    logits: torch.Tensor, row_ids: Sequence[int], masks: Sequence[npt.NDArray[np.uint8]]
+) -> None:
+    """Sets the logits of tokens that masks[i] does not allow to -inf in row row_ids[i].
+
+    logits: float32 [num_rows, vocab_size], elements of a row adjacent, changed in place; row_ids
+    are distinct. masks: uint8 [num_bytes], contiguous, of any lengths; bit i % 8 of byte i // 8
+    stands for token i, and tokens beyond a mask are not allowed.
+
+    Cost: where 64 tokens in a row are all allowed they are not touched. Raises ValueError for a
+    wrong dtype, shape, layout or device, repeated rows and masks without a row; IndexError for a
+    row outside the logits.
+    """
+    _check_logits(logits)
+    num_rows, vocab_size = logits.shape
+    if len(masks) != len(row_ids) or len(set(row_ids)) != len(row_ids):
+        raise ValueError(f"{len(masks)} masks need as many distinct rows, not {list(row_ids)}")
+    if row_ids and not 0 <= min(row_ids) <= max(row_ids) < num_rows:
+        raise IndexError(f"row_ids must lie in [0, {num_rows}), not {list(row_ids)}")
+    for mask in masks:
+        _check_array("masks", mask, np.dtype(np.uint8), mask.size)
+    rows = np.asarray(row_ids, np.int64)
+    addresses = np.array([(mask.ctypes.data, mask.size) for mask in masks], _TOKEN_MASK)
+    _cpu_kernels.apply_token_masks(
+        logits.data_ptr(),
+        logits.stride(0),
+        vocab_size,
+        rows.ctypes.data,
+        addresses.ctypes.data,
+        len(masks),
+    )
 
 
 def _check_logits(logits: torch.Tensor) -> None:

@@ -1,27 +1,20 @@
 """Grammar masks, computed in a thread of their own while the forward pass runs.
 
-After each token, what may come next is computed ahead: the token is accepted and the next mask
-made while the step ends, the next one is scheduled and the model runs. A grammar computes without
-the GIL.
+After each step, what may come next is computed ahead: the step's tokens are accepted and the next
+masks made while the step ends, the next one is scheduled and the model runs. A grammar computes
+without the GIL.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from llmserve.core.grammar import Grammar, GrammarState
-
-# Up to this share of allowed tokens, their logits are picked out; above it, all are compared.
-_FEW = 1 / 32
-# By the byte of a mask: the highest value of the logits of its 8 tokens. Reading them here is ten
-# times as fast as branching on each bit, which no processor can predict.
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_LIMITS = np.where(_BITS == 1, np.inf, -np.inf).astype(np.float32)
 
 # A slow mask holds up the whole batch. One may be slow because it prepares those that follow.
 _MAX_MASK_S = 0.1
@@ -33,37 +26,27 @@ class GrammarFailedError(Exception):
 
 
 class Mask:
-    """Which tokens may come next, ready to be applied to a row of logits."""
+    """Which tokens may come next, a bit each: `bits` are those of apply_token_masks."""
 
     def __init__(self, raw: bytes, end_ids: npt.NDArray[np.int64], *, ends_late: bool) -> None:
         """raw: as GrammarState.mask gives it. ends_late: ids of `end_ids` are allowed only where
         nothing else is."""
-        packed = np.frombuffer(raw, np.uint8)
-        allowed = np.unpackbits(packed, bitorder="little").view(np.bool_)
-        ends = end_ids[end_ids < len(allowed)]
-        num_allowed = int(np.count_nonzero(allowed))
-        self.is_at_end = num_allowed <= int(np.count_nonzero(allowed[ends]))
-        without = ends if ends_late and not self.is_at_end else ends[:0]
-        self._allowed_ids: npt.NDArray[np.intp] | None = None
-        self._limits: npt.NDArray[np.float32] | None = None
-        if num_allowed < len(allowed) * _FEW:
-            allowed[without] = False
-            self._allowed_ids = np.flatnonzero(allowed)
-        else:
-            self._limits = np.take(_LIMITS, packed, axis=0).reshape(-1)
-            self._limits[without] = -np.inf
+        self.bits = np.frombuffer(raw, np.uint8)
+        self._end_ids = end_ids
+        if ends_late and not self.is_at_end:
+            self.bits = self._bits_without_ends()
 
-    def apply(self, row: npt.NDArray[np.float32]) -> None:
-        """Sets the logits [vocab_size] of tokens that may not come next to -inf."""
-        if self._allowed_ids is not None:
-            ids = self._allowed_ids[self._allowed_ids < len(row)]
-            logits = row[ids]
-            row.fill(-np.inf)
-            row[ids] = logits
-        if self._limits is not None:
-            size = min(len(row), len(self._limits))
-            row[size:] = -np.inf
-            np.minimum(row[:size], self._limits[:size], out=row[:size])
+    @property
+    def is_at_end(self) -> bool:
+        """Whether only ids of `end_ids` may come next, or nothing. Costs microseconds."""
+        return not self._bits_without_ends().any()
+
+    def _bits_without_ends(self) -> npt.NDArray[np.uint8]:
+        bits = self.bits.copy()
+        for token_id in self._end_ids.tolist():
+            if token_id < 8 * len(bits):
+                bits[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
+        return bits
 
 
 class MaskThread:
@@ -72,10 +55,23 @@ class MaskThread:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
 
-    def submit(self, follower: GrammarFollower, token_ids: Sequence[int]) -> Future[Mask]:
+    def begin(self, followers: Iterable[GrammarFollower]) -> None:
+        """Begins the next masks of those that have gone on.
+
+        They are one job: handing one over takes as long as finding a mask.
+        """
+        work = []
+        for follower in followers:
+            token_ids = follower.take_token_ids()
+            if token_ids is not None:
+                work.append((follower, token_ids))
+        if not work:
+            return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")
-        return self._pool.submit(follower.advance, token_ids)
+        job = self._pool.submit(_advance, work)
+        for place, (follower, _) in enumerate(work):
+            follower.expect(job, place)
 
 
 class GrammarFollower:
@@ -84,35 +80,46 @@ class GrammarFollower:
     def __init__(
         self,
         grammar: Grammar,
-        thread: MaskThread,
         output_token_ids: Sequence[int],
         end_ids: npt.NDArray[np.int64],
         *,
         ends_late: bool,
     ) -> None:
-        """A resumed sequence brings its output."""
+        """A resumed sequence brings its output. Has no mask until MaskThread.begin."""
+        self.is_closed = False
         self._grammar = grammar
-        self._thread = thread
         self._end_ids = end_ids
         self._ends_late = ends_late
         self._state: GrammarState | None = None
         self._num_slow = 0
-        self._next = thread.submit(self, tuple(output_token_ids))
+        self._token_ids: list[int] | None = list(output_token_ids)
+        self._next: tuple[Future[list[Mask | Exception]], int] | None = None
 
     def mask(self) -> Mask:
         """What may come next. Waits for it. Raises GrammarFailedError."""
-        try:
-            return self._next.result()
-        except Exception as error:
-            raise GrammarFailedError(str(error)) from error
+        assert self._next is not None
+        job, place = self._next
+        result = job.result()[place]
+        if isinstance(result, Exception):
+            raise GrammarFailedError(str(result)) from result
+        return result
 
     def append(self, token_id: int) -> None:
-        """The sequence goes on; the next mask is begun."""
-        self._next = self._thread.submit(self, (token_id,))
+        """The sequence goes on; MaskThread.begin is due."""
+        self._token_ids = [*(self._token_ids or ()), token_id]
 
     def close(self) -> None:
         """The sequence is gone: a mask that is not begun is not needed."""
-        self._next.cancel()
+        self.is_closed = True
+
+    def take_token_ids(self) -> list[int] | None:
+        """Tokens that the next mask is behind; None if it is begun."""
+        token_ids, self._token_ids = self._token_ids, None
+        return token_ids
+
+    def expect(self, job: Future[list[Mask | Exception]], place: int) -> None:
+        """The next mask will be at `place` in the results of `job`."""
+        self._next = (job, place)
 
     def advance(self, token_ids: Sequence[int]) -> Mask:
         """In the thread: the mask behind `token_ids`."""
@@ -126,3 +133,16 @@ class GrammarFollower:
         if self._num_slow > _MAX_SLOW_MASKS:
             raise GrammarFailedError("finding what may come next takes too long")
         return Mask(raw, self._end_ids, ends_late=self._ends_late)
+
+
+def _advance(work: list[tuple[GrammarFollower, list[int]]]) -> list[Mask | Exception]:
+    """In the thread: a mask, or why there is none, for each; one's error is not another's."""
+    results: list[Mask | Exception] = []
+    for follower, token_ids in work:
+        try:
+            if follower.is_closed:
+                raise GrammarFailedError("the sequence is gone")
+            results.append(follower.advance(token_ids))
+        except Exception as error:
+            results.append(error)
+    return results

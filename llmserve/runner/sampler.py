@@ -16,7 +16,14 @@ import numpy.typing as npt
 import torch
 
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
-from llmserve.kernels import SAMPLING_ROW, STATUS_INVALID, STATUS_OK, logprob_rows, sample_rows
+from llmserve.kernels import (
+    SAMPLING_ROW,
+    STATUS_INVALID,
+    STATUS_OK,
+    apply_token_masks,
+    logprob_rows,
+    sample_rows,
+)
 from llmserve.runner.masks import GrammarFailedError, GrammarFollower, MaskThread
 from llmserve.runner.thinking import ThinkingFollower
 
@@ -68,9 +75,10 @@ class Sampler:
             sampling.seed & 0xFFFFFFFFFFFFFFFF,
             len(output_token_ids),
         )
-        self._sequences[request_id] = _Sequence(
-            slot, sampling, prompt_token_ids, output_token_ids, self._mask_thread
-        )
+        sequence = _Sequence(slot, sampling, prompt_token_ids, output_token_ids)
+        self._sequences[request_id] = sequence
+        if sequence.grammar is not None:
+            self._mask_thread.begin([sequence.grammar])
 
     def remove(self, request_id: str) -> None:
         """Forgets a sequence; one that is not known is no error."""
@@ -88,16 +96,18 @@ class Sampler:
         for an unknown id.
         """
         sequences = [self._sequences[request_id] for request_id in request_ids]
-        edited = [i for i, sequence in enumerate(sequences) if sequence.has_edits]
         wanted = [i for i, s in enumerate(sequences) if s.sampling.num_logprobs is not None]
-        raw_rows = [i for i in edited if sequences[i].sampling.num_logprobs is not None]
+        raw_rows = [i for i in wanted if sequences[i].has_edits or sequences[i].grammar is not None]
         raw = logits[raw_rows] if raw_rows else None
-        failed = [i for i in edited if not _edit(sequences[i], logits[i].numpy())]
+        failed = _apply_grammars(logits, sequences)
+        for i, sequence in enumerate(sequences):
+            if sequence.has_edits and i not in failed:
+                sequence.edit(logits[i].numpy())
 
         slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
         sampled = sample_rows(logits, self._params[slots])
         is_ok = sampled["status"] == STATUS_OK
-        is_ok[failed] = False
+        is_ok[list(failed)] = False
         self._params["counter"][slots[is_ok]] += np.uint64(1)
 
         if raw is not None:
@@ -111,7 +121,7 @@ class Sampler:
             if i in failed:
                 results.append(SeqResult(error=_NO_GRAMMAR, is_callers_fault=True))
                 continue
-            has_grammar = sequences[i].sampling.grammar is not None
+            has_grammar = sequences[i].grammar is not None
             if status not in (STATUS_OK, STATUS_INVALID) and has_grammar:
                 results.append(SeqResult(error=_NO_ALLOWED, is_callers_fault=True))
                 continue
@@ -120,6 +130,7 @@ class Sampler:
                 continue
             sequences[i].append(token_id)
             results.append(SeqResult((token_id,), logprobs.get(i, ())))
+        self._mask_thread.begin(s.grammar for s in sequences if s.grammar is not None)
         return results
 
     def prompt_logprobs(
@@ -164,7 +175,6 @@ class _Sequence:
         sampling: SamplingParams,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int],
-        mask_thread: MaskThread,
     ) -> None:
         self.slot = slot
         self.sampling = sampling
@@ -183,17 +193,15 @@ class _Sequence:
             or sampling.bad_words_token_ids
             or bias
             or sampling.has_penalties
-            or sampling.grammar is not None
             or sampling.thinking_budget is not None
         )
         self._thinking: ThinkingFollower | None = None
         if sampling.thinking_budget is not None:
             self._thinking = ThinkingFollower(sampling.thinking_budget, output_token_ids)
-        self._grammar: GrammarFollower | None = None
+        self.grammar: GrammarFollower | None = None
         if sampling.grammar is not None:
-            self._grammar = GrammarFollower(
+            self.grammar = GrammarFollower(
                 sampling.grammar,
-                mask_thread,
                 output_token_ids,
                 _as_ids(sampling.eos_token_ids),
                 ends_late=sampling.ignore_eos,
@@ -206,7 +214,7 @@ class _Sequence:
     def edit(self, row: Floats) -> None:
         """Applies masks, bias and penalties to logits [vocab_size], in vLLM's order.
 
-        Raises GrammarFailedError.
+        The grammar's mask comes before and has not failed.
         """
         self._mask(row)
         if len(self._bias_ids):
@@ -224,21 +232,16 @@ class _Sequence:
             self._counts.add(token_id)
         if self._thinking is not None:
             self._thinking.append(token_id)
-        if self._grammar is not None and token_id not in self.sampling.eos_token_ids:
-            self._grammar.append(token_id)
+        if self.grammar is not None and token_id not in self.sampling.eos_token_ids:
+            self.grammar.append(token_id)
 
     def close(self) -> None:
         """The sequence is gone."""
-        if self._grammar is not None:
-            self._grammar.close()
+        if self.grammar is not None:
+            self.grammar.close()
 
     def _mask(self, row: Floats) -> None:
         """Sets the logits of tokens that may not come next to -inf."""
-        must_end = False
-        if self._grammar is not None:
-            mask = self._grammar.mask()
-            mask.apply(row)
-            must_end = mask.is_at_end
         if self.sampling.allowed_token_ids is not None:
             allowed = self._allowed_ids[self._allowed_ids < len(row)]
             logits = row[allowed]
@@ -248,8 +251,12 @@ class _Sequence:
         if banned:
             ids = _as_ids(banned)
             row[ids[ids < len(row)]] = -np.inf
-        if len(self.output_token_ids) < self.sampling.min_tokens and not must_end:
+        if len(self.output_token_ids) < self.sampling.min_tokens and not self._must_end:
             row[self._stop_ids[self._stop_ids < len(row)]] = -np.inf
+
+    @property
+    def _must_end(self) -> bool:
+        return self.grammar is not None and self.grammar.mask().is_at_end
 
     def _completes(self, word: tuple[int, ...]) -> bool:
         """Whether the output ends with all of a bad word but its last token."""
@@ -257,14 +264,25 @@ class _Sequence:
         return not prefix or self.output_token_ids[-len(prefix) :] == prefix
 
 
-def _edit(sequence: _Sequence, row: Floats) -> bool:
-    """Edits the row; False if the sequence's grammar has failed."""
-    try:
-        sequence.edit(row)
-    except GrammarFailedError as error:
-        logger.warning("a grammar has failed: %s", error)
-        return False
-    return True
+def _apply_grammars(logits: torch.Tensor, sequences: Sequence[_Sequence]) -> set[int]:
+    """Sets the logits of tokens that grammars forbid to -inf; returns the rows whose have failed.
+
+    logits: float32 [num_rows, vocab_size], row i belongs to sequences[i].
+    """
+    failed: set[int] = set()
+    rows, masks = [], []
+    for i, sequence in enumerate(sequences):
+        if sequence.grammar is None:
+            continue
+        try:
+            masks.append(sequence.grammar.mask().bits)
+            rows.append(i)
+        except GrammarFailedError as error:
+            logger.warning("a grammar has failed: %s", error)
+            failed.add(i)
+    if rows:
+        apply_token_masks(logits, rows, masks)
+    return failed
 
 
 class _TokenCounts:

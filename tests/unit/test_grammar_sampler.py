@@ -14,7 +14,7 @@ import torch
 from llmserve.core import SamplingParams
 from llmserve.core.grammar import Grammar
 from llmserve.grammar import GrammarKind, GrammarSpec
-from llmserve.runner.masks import Mask
+from llmserve.runner.masks import GrammarFollower, Mask, MaskThread
 from llmserve.runner.sampler import Sampler
 from tests.grammar_builders import COMPILER, EOS_ID
 
@@ -259,23 +259,47 @@ def test_masks_are_begun_before_they_are_needed_and_in_another_thread() -> None:
     assert threading.current_thread().name not in watched.threads
 
 
-def masks() -> list[np.ndarray[Any, np.dtype[np.bool_]]]:
-    draw = np.random.default_rng(0)
-    return [draw.random(320) < share for share in (0.0, 0.001, 0.02, 0.5, 0.999, 1.0)]
+def make_mask(allowed: set[int], *, ends_late: bool = False) -> Mask:
+    """Of 320 tokens, 3 and 400 being ends."""
+    bits = np.zeros(320, np.bool_)
+    bits[list(allowed)] = True
+    raw = np.packbits(bits, bitorder="little").tobytes()
+    return Mask(raw, np.array([3, 400]), ends_late=ends_late)
 
 
-@pytest.mark.parametrize("row_size", [300, 320, 350])
-@pytest.mark.parametrize("allowed", masks(), ids=lambda a: f"{a.sum()} allowed")
-def test_mask_forbids_all_but_what_is_allowed(
-    allowed: np.ndarray[Any, np.dtype[np.bool_]], row_size: int
-) -> None:
-    row = np.random.default_rng(1).standard_normal(row_size).astype(np.float32)
-    expected = np.full(row_size, -np.inf, np.float32)
-    kept = np.flatnonzero(allowed[:row_size])
-    expected[kept] = row[kept]
+def allowed_by(mask: Mask) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.bits, bitorder="little")).tolist())
 
-    Mask(np.packbits(allowed, bitorder="little").tobytes(), np.array([3]), ends_late=False).apply(
-        row
-    )
 
-    assert np.array_equal(row, expected)
+def test_mask_is_at_its_end_where_nothing_but_ends_may_come() -> None:
+    assert make_mask(set()).is_at_end
+    assert make_mask({3}).is_at_end
+    assert not make_mask({2}).is_at_end
+    assert not make_mask({3, 319}).is_at_end
+
+
+def test_late_ends_are_allowed_where_nothing_else_is() -> None:
+    assert allowed_by(make_mask({3, 7})) == {3, 7}
+    assert allowed_by(make_mask({3, 7}, ends_late=True)) == {7}
+    assert allowed_by(make_mask({3}, ends_late=True)) == {3}
+    assert not make_mask({3, 7}, ends_late=True).is_at_end
+
+
+def test_only_sequences_that_go_on_get_new_masks() -> None:
+    """What has not gone on keeps its mask; what is closed needs none."""
+    thread = MaskThread()
+    grammars = [_WatchedGrammar() for _ in range(3)]
+    followers = [GrammarFollower(one, [], np.array([EOS_ID]), ends_late=False) for one in grammars]
+    thread.begin(followers)
+    first = [follower.mask() for follower in followers]
+    for watched in grammars:
+        watched.begun.clear()
+
+    followers[0].append(5)
+    followers[1].append(5)
+    followers[1].close()
+    thread.begin(followers)
+
+    assert followers[0].mask() is not first[0]
+    assert followers[2].mask() is first[2]
+    assert [watched.begun.is_set() for watched in grammars] == [True, False, False]
