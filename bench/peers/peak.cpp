@@ -1,0 +1,152 @@
+// What this machine can do at most, for floors: bytes read a second from memory, and multiply-adds
+// a second in registers, of int8, bfloat16 and float32. Prints JSON; 0 for what the CPU has no
+// instruction for. Usage: peak NUM_THREADS
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+constexpr int kNumTries = 5;
+constexpr int64_t kNumSteps = 20'000'000;
+constexpr int64_t kBufferBytes = int64_t{512} << 20;
+// Independent sums: enough to hide the latency of an instruction.
+constexpr int kNumSums = 12;
+
+volatile int64_t sink;
+
+double Seconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+// Work of one thread a second, in the best of several tries that run on all threads at once.
+double BestRate(int num_threads, double work, const std::function<void(int)>& function) {
+  double best = 0;
+  for (int i = 0; i < kNumTries; ++i) {
+    std::vector<std::thread> threads;
+    const double begin = Seconds();
+    for (int thread = 0; thread < num_threads; ++thread) threads.emplace_back(function, thread);
+    for (std::thread& thread : threads) thread.join();
+    best = std::max(best, work / (Seconds() - begin));
+  }
+  return best;
+}
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kNumFloats = kVectorBytes / int{sizeof(float)};
+typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+
+double ReadRate(int num_threads) {
+  const int64_t num_vectors = kBufferBytes / int64_t{sizeof(Ints)} / num_threads;
+  std::vector<Ints> buffer(num_vectors * num_threads, Ints{1});
+  const double num_bytes = static_cast<double>(buffer.size() * sizeof(Ints));
+  return BestRate(num_threads, num_bytes, [&](int thread) {
+    const Ints* data = buffer.data() + thread * num_vectors;
+    Ints sums[4] = {};
+    for (int64_t i = 0; i + 4 <= num_vectors; i += 4) {
+      for (int j = 0; j < 4; ++j) sums[j] += data[i + j];
+    }
+    sink = (sums[0] + sums[1] + sums[2] + sums[3])[0];
+  });
+}
+
+// `step(sum)` does `num_macs` multiply-adds for one of kNumSums sums of type T.
+template <typename T, typename Step>
+double MacRate(int num_threads, int num_macs, Step step) {
+  const int64_t num_rounds = kNumSteps / kNumSums;
+  const double work = static_cast<double>(num_threads) * num_macs * num_rounds * kNumSums;
+  return BestRate(num_threads, work, [&](int thread) {
+    T sums[kNumSums] = {};
+    sums[thread % kNumSums] = T{} + 1;
+    for (int64_t i = 0; i < num_rounds; ++i) {
+      for (int j = 0; j < kNumSums; ++j) sums[j] = step(sums[j]);
+    }
+    T total = {};
+    for (int j = 0; j < kNumSums; ++j) total += sums[j];
+    sink = static_cast<int64_t>(total[0]);
+  });
+}
+
+double Float32Rate(int num_threads) {
+  const Floats factor = Floats{} + 0.5f;
+  return MacRate<Floats>(num_threads, kNumFloats, [=](Floats sum) {
+    return sum * factor + factor;
+  });
+}
+
+double Int8Rate([[maybe_unused]] int num_threads) {
+#if defined(__AVX512VNNI__)
+  const __m512i x = _mm512_set1_epi8(3);
+  return MacRate<__m512i>(num_threads, 64,
+                          [=](__m512i sum) { return _mm512_dpbusd_epi32(sum, x, x); });
+#elif defined(__AVXVNNI__)
+  const __m256i x = _mm256_set1_epi8(3);
+  return MacRate<__m256i>(num_threads, 32, [=](__m256i sum) {
+    return _mm256_dpbusd_avx_epi32(sum, x, x);
+  });
+#elif defined(__AVX2__)
+  const __m256i x = _mm256_set1_epi8(3);
+  const __m256i ones = _mm256_set1_epi16(1);
+  return MacRate<__m256i>(num_threads, 32, [=](__m256i sum) {
+    // The sum takes part in the product, or it would be computed once.
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_xor_si256(sum, x), x);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+  });
+#elif defined(__ARM_FEATURE_DOTPROD)
+  const int8x16_t x = vdupq_n_s8(3);
+  return MacRate<int32x4_t>(num_threads, 16, [=](int32x4_t sum) { return vdotq_s32(sum, x, x); });
+#else
+  return 0;
+#endif
+}
+
+double BFloat16Rate([[maybe_unused]] int num_threads) {
+#if defined(__AVX512BF16__)
+  const __m512bh x = _mm512_cvtne2ps_pbh(_mm512_set1_ps(0.5f), _mm512_set1_ps(0.5f));
+  return MacRate<__m512>(num_threads, 32, [=](__m512 sum) {
+    return _mm512_dpbf16_ps(sum, x, x);
+  });
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const bfloat16x8_t x = vdupq_n_bf16(vcvth_bf16_f32(0.5f));
+  return MacRate<float32x4_t>(num_threads, 8, [=](float32x4_t sum) {
+    return vbfdotq_f32(sum, x, x);
+  });
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int num_threads = argc > 1 ? std::atoi(argv[1]) : 1;
+  if (num_threads < 1) {
+    std::fprintf(stderr, "usage: %s NUM_THREADS\n", argv[0]);
+    return 2;
+  }
+  std::printf(
+      "{\"read_bytes_per_s\": %.4g, \"int8_macs_per_s\": %.4g, \"bfloat16_macs_per_s\": %.4g, "
+      "\"float32_macs_per_s\": %.4g}\n",
+      ReadRate(num_threads), Int8Rate(num_threads), BFloat16Rate(num_threads),
+      Float32Rate(num_threads));
+}
