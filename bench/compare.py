@@ -77,8 +77,9 @@ class Comparison:
     def run_round(self, jobs: list[Job], run: store.Run) -> None:
         """One round of all jobs. What fails is reported and has no sample."""
         run.num_rounds += 1
-        run.peaks.append(measure_peak(self._context.work_dir, self._context.threads))
         for index, job in enumerate(jobs):
+            peak = measure_peak(self._context.work_dir, self._context.threads)
+            run.peaks.setdefault(job.name, []).append(peak)
             # Every peer comes first in turn, so that none always follows the same other.
             shift = (run.num_rounds + index) % len(self._peers)
             for peer in self._peers[shift:] + self._peers[:shift]:
@@ -118,10 +119,15 @@ class Comparison:
         print(f"{job.name} {peer.name} {variant}: {shown}", flush=True)
 
 
-def make_floors(jobs: list[Job], models: ModelStore, peak: Peak) -> dict[tuple[str, str], float]:
-    """By (job, figure), in the figure's unit."""
+def make_floors(
+    jobs: list[Job], models: ModelStore, peaks: dict[str, list[Peak]]
+) -> dict[tuple[str, str], float]:
+    """By (job, figure), in the figure's unit, from what was measured beside the job."""
     floors: dict[tuple[str, str], float] = {}
     for job in jobs:
+        if job.name not in peaks:
+            continue
+        peak = median_peak(peaks[job.name])
         model = models.files(job.model)
         cost = read_cost(model.gguf)
         prefix = "" if job.workloads == [ENGINE] else "single/"
@@ -139,6 +145,14 @@ def make_floors(jobs: list[Job], models: ModelStore, peak: Peak) -> dict[tuple[s
 def median_peak(peaks: list[Peak]) -> Peak:
     names = [field.name for field in dataclasses.fields(Peak)]
     return Peak(**{name: statistics.median(getattr(p, name) for p in peaks) for name in names})
+
+
+def describe(peak: Peak) -> str:
+    return (
+        f"Memory reads {peak.read_bytes_per_s / 1e9:.1f} GB/s; 10^9 multiply-adds/s: "
+        f"int8 {peak.int8_macs_per_s / 1e9:.0f}, bfloat16 {peak.bfloat16_macs_per_s / 1e9:.0f}, "
+        f"float32 {peak.float32_macs_per_s / 1e9:.0f} (medians)."
+    )
 
 
 def parse_args() -> argparse.Namespace:
@@ -169,14 +183,13 @@ def main() -> None:
     context = Context(args.work_dir.resolve(), args.threads)
     context.work_dir.mkdir(parents=True, exist_ok=True)
     peers = [PEERS[name] for name in args.peers]
-    # The models need llama.cpp's converter and transformers, whoever is compared.
+    # The models need llama.cpp's quantizer and transformers, whoever is compared.
     needed: tuple[Peer, ...] = (*peers, LLAMA_CPP, TRANSFORMERS)
     for peer in dict.fromkeys(needed):
         print(f"installing {peer.name}", flush=True)
         peer.install(context)
     tools = Tools(
         quantize=LLAMA_CPP.binary(context, "llama-quantize"),
-        convert=LLAMA_CPP.source_dir(context) / "convert_hf_to_gguf.py",
         python=TRANSFORMERS.python(context),
     )
     demo = args.model or demo_model_path(print)
@@ -188,15 +201,12 @@ def main() -> None:
     comparison = Comparison(context, models, [OWN_PEER, *peers])
     for _ in range(args.rounds):
         comparison.run_round(jobs, run)
-    peak = median_peak(run.peaks or [measure_peak(context.work_dir, context.threads)])
-    print(
-        f"\n{context.threads} threads; {run.num_rounds} rounds, fewer for vLLM, whose start takes "
-        f"minutes. Memory reads {peak.read_bytes_per_s / 1e9:.1f} GB/s; 10^9 multiply-adds/s: "
-        f"int8 {peak.int8_macs_per_s / 1e9:.0f}, bfloat16 {peak.bfloat16_macs_per_s / 1e9:.0f}, "
-        f"float32 {peak.float32_macs_per_s / 1e9:.0f}.\n"
-    )
+    print(f"\n{context.threads} threads; {run.num_rounds} rounds, each with new processes.")
+    if run.peaks:
+        print(describe(median_peak([peak for peaks in run.peaks.values() for peak in peaks])))
+    print()
     rows = [row for job in jobs for row in job.rows]
-    print(markdown(run.samples, rows, args.peers, make_floors(jobs, models, peak)))
+    print(markdown(run.samples, rows, args.peers, make_floors(jobs, models, run.peaks)))
 
 
 if __name__ == "__main__":

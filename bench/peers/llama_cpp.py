@@ -75,9 +75,6 @@ class LlamaCpp:
     def binary(self, context: Context, name: str) -> Path:
         return self._root(context) / "build" / "bin" / name
 
-    def source_dir(self, context: Context) -> Path:
-        return self._root(context) / "source" / self.source
-
     def _root(self, context: Context) -> Path:
         return context.work_dir / self.name
 

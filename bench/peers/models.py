@@ -1,8 +1,8 @@
 """The models of the comparison, made once: every format holds the same weights.
 
-The demo model (Q4_K_M) is dequantised to a Hugging Face folder in bfloat16; from that come GGUF
-files in BF16 and Q8_0. A Qwen3 of 0.6B parameters gets random weights: its file is too large for
-most caches, which the demo model's may not be.
+The demo model (Q4_K_M) is dequantised to BF16, in a GGUF file and in a Hugging Face folder; from
+the former comes a file in Q8_0. A Qwen3 of 0.6B parameters with random weights stands for models
+of which less fits into caches.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ def read_cost(path: Path) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Programs that convert models: llama.cpp's, and a Python that has transformers."""
+    """What converts models: llama.cpp's llama-quantize, and a Python that has transformers."""
 
     quantize: Path
-    convert: Path
     python: Path
 
 
@@ -101,8 +100,7 @@ class ModelStore:
 
     def _demo_bf16(self) -> Path:
         path = self._folder / "demo-bf16.gguf"
-        convert = [self._tools.python, self._tools.convert, self._demo_folder()]
-        self._make(path, [*convert, "--outtype", "bf16", "--outfile", path])
+        self._make(path, [self._tools.quantize, "--allow-requantize", self._demo, path, "BF16"])
         return path
 
     def _qwen3_bf16(self) -> Path:

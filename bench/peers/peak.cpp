@@ -19,8 +19,8 @@
 
 namespace {
 
-constexpr int kNumTries = 5;
-constexpr int64_t kNumSteps = 20'000'000;
+constexpr int kNumTries = 7;
+constexpr int64_t kNumSteps = 12'000'000;
 constexpr int64_t kBufferBytes = int64_t{512} << 20;
 // Independent sums: enough to hide the latency of an instruction.
 constexpr int kNumSums = 12;
@@ -57,16 +57,21 @@ typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
 double ReadRate(int num_threads) {
-  const int64_t num_vectors = kBufferBytes / int64_t{sizeof(Ints)} / num_threads;
-  std::vector<Ints> buffer(num_vectors * num_threads, Ints{1});
+  // Several streams a thread: one alone does not keep enough reads in flight.
+  constexpr int kNumStreams = 4;
+  const int64_t stream_len =
+      kBufferBytes / int64_t{sizeof(Ints)} / (int64_t{num_threads} * kNumStreams);
+  std::vector<Ints> buffer(stream_len * kNumStreams * num_threads, Ints{1});
   const double num_bytes = static_cast<double>(buffer.size() * sizeof(Ints));
   return BestRate(num_threads, num_bytes, [&](int thread) {
-    const Ints* data = buffer.data() + thread * num_vectors;
-    Ints sums[4] = {};
-    for (int64_t i = 0; i + 4 <= num_vectors; i += 4) {
-      for (int j = 0; j < 4; ++j) sums[j] += data[i + j];
+    const Ints* data = buffer.data() + thread * kNumStreams * stream_len;
+    Ints sums[kNumStreams] = {};
+    for (int64_t i = 0; i < stream_len; ++i) {
+      for (int j = 0; j < kNumStreams; ++j) sums[j] += data[j * stream_len + i];
     }
-    sink = (sums[0] + sums[1] + sums[2] + sums[3])[0];
+    Ints total = {};
+    for (const Ints& sum : sums) total += sum;
+    sink = total[0];
   });
 }
 

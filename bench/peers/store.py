@@ -13,11 +13,12 @@ from bench.peers.table import Samples
 
 @dataclass(slots=True)
 class Run:
-    """path: None keeps nothing. num_rounds: of all runs that added to the file."""
+    """path: None keeps nothing. peaks: by job, beside its samples; what a machine that others
+    share can do changes within minutes. num_rounds: of all runs that added to the file."""
 
     path: Path | None
     samples: Samples = field(default_factory=Samples)
-    peaks: list[Peak] = field(default_factory=list)
+    peaks: dict[str, list[Peak]] = field(default_factory=dict)
     num_rounds: int = 0
 
     @classmethod
@@ -28,7 +29,8 @@ class Run:
             return run
         data = json.loads(path.read_text())
         run.num_rounds = data["num_rounds"]
-        run.peaks = [Peak(**peak) for peak in data["peaks"]]
+        for job, peaks in data["peaks"].items():
+            run.peaks[job] = [Peak(**peak) for peak in peaks]
         for entry in data["samples"]:
             key = (entry["job"], entry["peer"], entry["variant"])
             run.samples.values[key] = entry["figures"]
@@ -39,7 +41,10 @@ class Run:
             return
         data = {
             "num_rounds": self.num_rounds,
-            "peaks": [dataclasses.asdict(peak) for peak in self.peaks],
+            "peaks": {
+                job: [dataclasses.asdict(peak) for peak in peaks]
+                for job, peaks in self.peaks.items()
+            },
             "samples": [
                 {"job": job, "peer": peer, "variant": variant, "figures": figures}
                 for (job, peer, variant), figures in self.samples.values.items()

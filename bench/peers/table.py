@@ -39,7 +39,8 @@ class Summary:
     def text(self) -> str:
         if self.num_rounds == 1:
             return f"{number(self.median)} (1 round)"
-        return f"{number(self.median)} ({number(self.low)} to {number(self.high)})"
+        spread = f"{number(self.low)} to {number(self.high)}"
+        return f"{number(self.median)} ({spread}, {self.num_rounds} rounds)"
 
 
 def number(value: float) -> str:

@@ -16,7 +16,7 @@ from bench.peers.process import ServerCommand
 from bench.peers.workloads import Figures
 
 _WORKER = Path(__file__).with_name("transformers_worker.py")
-# Beside transformers: what its GGUF loader and llama.cpp's converter import.
+# What its GGUF loader imports.
 _EXTRAS = ("accelerate", "gguf", "sentencepiece", "protobuf")
 
 

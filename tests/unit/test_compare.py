@@ -87,9 +87,9 @@ def test_the_table_shows_medians_floors_ratios_and_options() -> None:
     assert text.splitlines() == [
         "| work | unit | llmserve | floor | slow | fast | ratio to the best | target |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| decode | tokens/s | 20.0 (10.0 to 30.0) | 25.0, 80% reached | 2.00 (1 round) "
+        "| decode | tokens/s | 20.0 (10.0 to 30.0, 3 rounds) | 25.0, 80% reached | 2.00 (1 round) "
         "| 16.0 (1 round) | 1.25 (fast) | 1.5x, 80% of the floor |",
-        "| TTFT p50 | ms | 30.0 (20.0 to 40.0) |  | 300 (1 round) | 10.0 (1 round) "
+        "| TTFT p50 | ms | 30.0 (20.0 to 40.0, 3 rounds) |  | 300 (1 round) | 10.0 (1 round) "
         "| 0.33 (fast) | under 3 ms |",
         "",
         "- fast `-x`: decode",
@@ -173,7 +173,7 @@ def test_workloads_of_one_model_share_a_process() -> None:
 
 
 def test_samples_survive_the_file_that_they_are_kept_in(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run.json", make_samples(), [Peak(1.0, 2.0, 3.0, 4.0)], 3)
+    run = Run(tmp_path / "run.json", make_samples(), {"job": [Peak(1.0, 2.0, 3.0, 4.0)]}, 3)
 
     run.save()
 
