@@ -15,7 +15,8 @@ Matrix matrix(uintptr_t data, int type, int64_t num_rows, int64_t num_cols) {
 void linear(uintptr_t x, uintptr_t weight, int type, uintptr_t bias, uintptr_t out,
             int64_t num_tokens, int64_t num_rows, int64_t num_cols) {
   llmserve::linear(reinterpret_cast<const float*>(x), matrix(weight, type, num_rows, num_cols),
-                   reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(out), num_tokens);
+                   reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(out), num_rows,
+                   num_tokens);
 }
 
 void embedding(uintptr_t token_ids, uintptr_t weight, int type, uintptr_t out, int64_t num_tokens,

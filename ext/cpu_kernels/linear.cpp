@@ -1,5 +1,6 @@
 #include "llmserve/linear.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -91,7 +92,7 @@ ActivationChunk* scratch(size_t count) {
 }  // namespace
 
 void linear(const float* x, const Matrix& weight, const float* bias, float* out,
-            int64_t num_tokens) {
+            int64_t out_stride, int64_t num_tokens) {
   const LinearKernels& k = kernels();
   const int64_t num_cols = weight.num_cols;
   if (num_tokens == 0 || weight.num_rows == 0) return;
@@ -103,10 +104,12 @@ void linear(const float* x, const Matrix& weight, const float* bias, float* out,
                    k.quantize(x, num_cols, num_tokens, begin, end, chunks);
                  });
   }
-  const LinearArgs args{x, chunks, weight, bias, out, num_tokens};
-  const int64_t tile_cost = kTileRows * (num_cols + 1) * num_tokens;
-  parallel_for(divide_up(weight.num_rows, kTileRows), divide_up(kMinMultiplies, tile_cost),
-               [&](int64_t begin, int64_t end) { k.multiply(args, begin, end); });
+  const LinearArgs args{x, chunks, weight, bias, out, out_stride, num_tokens};
+  const int64_t num_tiles = divide_up(weight.num_rows, k.tile_rows);
+  const int64_t tile_cost = k.tile_rows * (num_cols + 1) * num_tokens;
+  parallel_for(num_tiles, divide_up(kMinMultiplies, tile_cost), [&](int64_t begin, int64_t end) {
+    k.multiply(args, begin * k.tile_rows, std::min(end * k.tile_rows, weight.num_rows));
+  });
 }
 
 void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids) {

@@ -13,57 +13,43 @@ namespace llmserve {
 namespace {
 
 struct Isa : X86 {
-  static constexpr int kMaxTokens = 4;
+  using Floats = F32x8;
+  using Ints = I32x8;
+  static constexpr int kTileRows = 8;
+  static constexpr int kMaxTokens = 8;
 
-  // vpmaddubsw adds two products in 16 bits, which quants above 127 would overflow. Those are
-  // multiplied as signed numbers.
-  template <class Format>
-  static constexpr bool kKeepsOffset = Format::kMaxQuant <= 127;
-
-  // How many of its results can be added in 16 bits.
-  template <class Format>
-  static constexpr int max_quads() {
-    const int quads = 32767 / (2 * 127 * Format::kMaxQuant);
-    const int limit = Format::kHasSubscales ? 4 : 8;
-    int power = 1;
-    while (power * 2 <= quads && power < limit) power *= 2;
-    return power;
+  static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
+    return llmserve::with_fifth_bits(nibbles, bits);
   }
 
-  // Both halves of the lane, for pair_dot.
-  static LLMSERVE_INLINE I32x8 encode_subscale(I32x8 sub) { return pack_pair(sub, sub); }
+  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* activations) {
+    const __m256i even = (__m256i)(quants & (U8x32)broadcast(int32_t{0x00ff00ff}));
+    const __m256i odd = _mm256_srli_epi16((__m256i)quants, 8);
+    return (I32x8)_mm256_add_epi32(
+        _mm256_madd_epi16(even, load<__m256i>(activations)),
+        _mm256_madd_epi16(odd, load<__m256i>(activations + kGroup / 2)));
+  }
 
-  template <class Format, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         int plane, I32x8* sums) {
-    constexpr int kQuads = max_quads<Format>();
-    for (int t = 0; t < kTokens; ++t) sums[t] = I32x8{};
-#pragma GCC unroll 8
-    for (int begin = 0; begin < kGroup / 4; begin += kQuads) {
-      const I32x8 sub =
-          Format::kHasSubscales ? tile.sub[g][begin / 4] : broadcast(int32_t{0x00010001});
-      __m256i partial[kTokens];
-#pragma GCC unroll 8
-      for (int q = begin; q < begin + kQuads; ++q) {
-        const auto w = load<__m256i>(tile.quants[g][q]);
+  template <int kHalves, int kTokens>
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x8 (*sums)[kHalves]) {
+#pragma GCC unroll 2
+    for (int half = 0; half < kHalves; ++half) {
+      __m256i dots[kTokens];
+      for (int t = 0; t < kTokens; ++t) dots[t] = _mm256_setzero_si256();
+#pragma GCC unroll 16
+      for (int i = 0; i < kPairs / kHalves; ++i) {
+        const int pair = pair_of_half<kHalves>(half, i);
+        const auto w = load<__m256i>(quants[pair]);
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[plane][g] + 4 * q));
-          const __m256i products = multiply_quads<Format>(w, x);
-          partial[t] = q == begin ? products : _mm256_add_epi16(partial[t], products);
+          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[g] + 2 * pair));
+          dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(w, x));
         }
       }
-      for (int t = 0; t < kTokens; ++t) sums[t] += pair_dot((I32x8)partial[t], sub);
+      for (int t = 0; t < kTokens; ++t) sums[t][half] = (I32x8)dots[t];
     }
-  }
-
- private:
-  template <class Format>
-  static LLMSERVE_INLINE __m256i multiply_quads(__m256i w, __m256i x) {
-    if constexpr (kKeepsOffset<Format>) return _mm256_maddubs_epi16(w, x);
-    static_assert(kKeepsOffset<Format> || Format::kOffset == 128);
-    const __m256i weights = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
   }
 };
 
@@ -74,7 +60,7 @@ struct Isa : X86 {
 
 namespace llmserve {
 
-const LinearKernels kLinearAvx2 = {quantize, multiply, dequantize_row};
+const LinearKernels kLinearAvx2 = {kTileRows, quantize, multiply, dequantize_row};
 
 }  // namespace llmserve
 

@@ -1,4 +1,4 @@
-// linear.h with AVX-512 VNNI, in 256-bit registers: they keep the tiles as small as AVX2's.
+// linear.h with AVX-512 VNNI.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -13,33 +13,48 @@ namespace llmserve {
 namespace {
 
 struct Isa : X86 {
+  using Floats = F32x16;
+  using Ints = I32x16;
+  static constexpr int kTileRows = 16;
   static constexpr int kMaxTokens = 8;
 
-  template <class Format>
-  static constexpr bool kKeepsOffset = true;
+  using X86::fma;
+  static LLMSERVE_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return (F32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  }
 
-  static LLMSERVE_INLINE I32x8 encode_subscale(I32x8 sub) { return sub; }
+  static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
+    return (U8x32)_mm256_mask_add_epi8((__m256i)nibbles, load<__mmask32>(bits), (__m256i)nibbles,
+                                       _mm256_set1_epi8(0x10));
+  }
 
-  template <class Format, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         int plane, I32x8* sums) {
-    for (int t = 0; t < kTokens; ++t) sums[t] = I32x8{};
+  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* activations) {
+    const __m256i even = (__m256i)(quants & (U8x32)broadcast(int32_t{0x00ff00ff}));
+    const __m256i odd = _mm256_srli_epi16((__m256i)quants, 8);
+    const __m256i sums =
+        _mm256_dpwssd_epi32(_mm256_setzero_si256(), even, load<__m256i>(activations));
+    return (I32x8)_mm256_dpwssd_epi32(sums, odd, load<__m256i>(activations + kGroup / 2));
+  }
+
+  template <int kHalves, int kTokens>
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x16 (*sums)[kHalves]) {
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      __m256i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-      for (int q = 4 * half; q < 4 * half + 4; ++q) {
-        const auto w = load<__m256i>(tile.quants[g][q]);
+    for (int half = 0; half < kHalves; ++half) {
+      __m512i dots[kTokens];
+      for (int t = 0; t < kTokens; ++t) dots[t] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+      for (int i = 0; i < kPairs / kHalves; ++i) {
+        const int pair = pair_of_half<kHalves>(half, i);
+        const auto w = load<__m512i>(quants[pair]);
 #pragma GCC unroll 8
         for (int t = 0; t < kTokens; ++t) {
-          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[plane][g] + 4 * q));
-          dots[t] = _mm256_dpbusd_epi32(dots[t], w, x);
+          const __m512i x = _mm512_set1_epi32(load<int32_t>(chunks[t].quants[g] + 2 * pair));
+          dots[t] = _mm512_dpwssd_epi32(dots[t], w, x);
         }
       }
-      for (int t = 0; t < kTokens; ++t) {
-        sums[t] += Format::kHasSubscales ? (I32x8)dots[t] * tile.sub[g][half] : (I32x8)dots[t];
-      }
+      for (int t = 0; t < kTokens; ++t) sums[t][half] = (I32x16)dots[t];
     }
   }
 };
@@ -51,7 +66,7 @@ struct Isa : X86 {
 
 namespace llmserve {
 
-const LinearKernels kLinearAvx512Vnni = {quantize, multiply, dequantize_row};
+const LinearKernels kLinearAvx512Vnni = {kTileRows, quantize, multiply, dequantize_row};
 
 }  // namespace llmserve
 

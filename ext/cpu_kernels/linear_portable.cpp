@@ -12,10 +12,10 @@ namespace llmserve {
 namespace {
 
 struct Isa {
+  using Floats = F32x8;
+  using Ints = I32x8;
+  static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 4;
-
-  template <class Format>
-  static constexpr bool kKeepsOffset = true;
 
   static LLMSERVE_INLINE I32x8 widen_bytes(uint64_t bytes) {
     return __builtin_convertvector((U8x8)bytes, I32x8);
@@ -23,12 +23,6 @@ struct Isa {
 
   static LLMSERVE_INLINE I32x8 widen_halves(U16x8 halves) {
     return __builtin_convertvector(halves, I32x8);
-  }
-
-  static LLMSERVE_INLINE I8x32 narrow(const I32x8 v[4]) {
-    I8x32 bytes;
-    for (int i = 0; i < 32; ++i) bytes[i] = static_cast<int8_t>(v[i / 8][i % 8]);
-    return bytes;
   }
 
   static LLMSERVE_INLINE F32x8 from_half(U16x8 half) {
@@ -49,42 +43,41 @@ struct Isa {
 #endif
   }
 
-  static LLMSERVE_INLINE I32x8 encode_subscale(I32x8 sub) { return sub; }
-
+  // The products of the lower and of the upper int16 of each lane, added.
   static LLMSERVE_INLINE I32x8 pair_dot(I32x8 a, I32x8 b) {
     return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
   }
 
-  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* wide) {
-    constexpr int kColumns[4] = {0, 2, 1, 3};
-    const auto bytes = (U64x4)quants;
-    I32x8 sum = {};
-    for (int i = 0; i < 4; ++i) {
-      sum += widen_bytes(bytes[kColumns[i]]) *
-             __builtin_convertvector(load<I16x8>(wide + 8 * i), I32x8);
-    }
-    return sum;
+  static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
+    return llmserve::with_fifth_bits(nibbles, bits);
   }
 
-  static LLMSERVE_INLINE I32x8 sum_rows(I32x8 v[8]) {
+  static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* activations) {
+    const auto even = (I32x8)quants & 0x00ff00ff;
+    const auto odd = (I32x8)((U16x16)quants >> 8);
+    return pair_dot(even, load<I32x8>(activations)) +
+           pair_dot(odd, load<I32x8>(activations + kGroup / 2));
+  }
+
+  static LLMSERVE_INLINE void sum_halves(I32x8 v[8], I32x8 sums[2]) {
     transpose(v);
-    return v[0] + v[1] + v[2] + v[3] + v[4] + v[5] + v[6] + v[7];
+    sums[0] = v[0] + v[1] + v[2] + v[3];
+    sums[1] = v[4] + v[5] + v[6] + v[7];
   }
 
-  template <class Format, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const Tile& tile, int g, const ActivationChunk* chunks,
-                                         int plane, I32x8* sums) {
+  template <int kHalves, int kTokens>
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x8 (*sums)[kHalves]) {
     for (int t = 0; t < kTokens; ++t) {
-      const int8_t* x = chunks[t].quants[plane][g];
-      I32x8 halves[2] = {};
-      for (int q = 0; q < kGroup / 4; ++q) {
-        const auto w = load<I32x8>(tile.quants[g][q]);
-        for (int i = 0; i < 4; ++i) halves[q / 4] += (w >> (8 * i) & 0xff) * x[4 * q + i];
-      }
-      if constexpr (Format::kHasSubscales) {
-        sums[t] = halves[0] * tile.sub[g][0] + halves[1] * tile.sub[g][1];
-      } else {
-        sums[t] = halves[0] + halves[1];
+      for (int half = 0; half < kHalves; ++half) {
+        I32x8 dots = {};
+        for (int i = 0; i < kPairs / kHalves; ++i) {
+          const int pair = pair_of_half<kHalves>(half, i);
+          const auto x = load<int32_t>(chunks[t].quants[g] + 2 * pair);
+          dots += pair_dot(load<I32x8>(quants[pair]), broadcast(x));
+        }
+        sums[t][half] = dots;
       }
     }
   }
@@ -97,6 +90,6 @@ struct Isa {
 
 namespace llmserve {
 
-const LinearKernels kLinearPortable = {quantize, multiply, dequantize_row};
+const LinearKernels kLinearPortable = {kTileRows, quantize, multiply, dequantize_row};
 
 }  // namespace llmserve

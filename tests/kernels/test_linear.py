@@ -48,8 +48,8 @@ FLOATS = [type for type in TYPES if not type.is_quantized]
 # upper bound.
 TOLERANCE = dict.fromkeys(FLOATS, 5e-7) | dict.fromkeys(QUANTIZED, 4e-8)
 
-# Rounding to 127 * 254 steps moves an activation by at most half a step.
-HALF_STEP = 0.5 / (127 * 254)
+# Rounding to 32,767 steps moves an activation by at most half a step, and a step by 2^-24.
+HALF_STEP = 0.502 / 32767
 
 
 @pytest.fixture(autouse=True, params=INSTRUCTION_SETS)

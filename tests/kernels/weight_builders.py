@@ -64,18 +64,13 @@ def values_of(weight: Weight) -> npt.NDArray[np.float32]:
 
 
 def quantized_activations(x: torch.Tensor) -> Doubles:
-    """x in groups of 32 columns rounded to 127 * 254 steps of the largest magnitude, in float32.
-
-    In two stages, as the kernels do: what is left after 127 steps is rounded to 254ths of a step.
-    """
+    """x in groups of 32 columns rounded to 32,767ths of the largest magnitude, in float32."""
     groups = x.numpy().reshape(len(x), -1, 32)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
-    steps = groups * inverse
-    coarse = np.rint(steps)
-    fine = np.rint((steps - coarse) * np.float32(254))
-    scale = largest / np.float32(127) / np.float32(254)
-    return ((254 * coarse.astype(np.float64) + fine) * scale).reshape(x.shape)
+    steps = np.float32(32767)
+    inverse = np.divide(steps, largest, out=np.zeros_like(largest), where=largest > 0)
+    quants = np.rint(groups * inverse).astype(np.float64)
+    return (quants * (largest / steps)).reshape(x.shape)
 
 
 def _blocks(type: GGMLType, num_rows: int, num_cols: int) -> npt.NDArray[np.uint8]:

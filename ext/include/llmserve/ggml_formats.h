@@ -46,14 +46,14 @@ LLMSERVE_INLINE U8x32 split_nibbles(const uint8_t* bytes) {
   return (U8x32)U64x4{low[0], low[1], high[0], high[1]} & broadcast(uint8_t{0x0f});
 }
 
-// 0x10 in the columns whose bit in 32 bits is set.
-LLMSERVE_INLINE U8x32 fifth_bits(const uint8_t* bytes) {
+// Adds 0x10 in the columns whose bit in 32 bits is set.
+LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bytes) {
   const auto bits = (U8x32)broadcast(load<int32_t>(bytes));
   const U8x32 spread = LLMSERVE_SHUFFLE_BYTES(bits, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
                                               18, 18, 18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19,
                                               19, 19, 19);
   const auto select = (U8x32)(U64x4{} + 0x8040201008040201u);
-  return (U8x32)((spread & select) == select) & broadcast(uint8_t{0x10});
+  return nibbles | ((U8x32)((spread & select) == select) & broadcast(uint8_t{0x10}));
 }
 
 struct Q8_0 {
@@ -61,6 +61,7 @@ struct Q8_0 {
   static constexpr int kMaxQuant = 255, kOffset = 128;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     return load<U8x32>(chunk + g * kBlockBytes + 2) ^ broadcast(uint8_t{0x80});
   }
@@ -77,6 +78,7 @@ struct Q4_0 {
   static constexpr int kMaxQuant = 15, kOffset = 8;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     return split_nibbles(chunk + g * kBlockBytes + 2);
   }
@@ -93,6 +95,7 @@ struct Q4_1 {
   static constexpr int kMaxQuant = 15, kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     return split_nibbles(chunk + g * kBlockBytes + 4);
   }
@@ -110,9 +113,10 @@ struct Q5_0 {
   static constexpr int kMaxQuant = 31, kOffset = 16;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     const uint8_t* block = chunk + g * kBlockBytes;
-    return split_nibbles(block + 6) | fifth_bits(block + 2);
+    return Isa::with_fifth_bits(split_nibbles(block + 6), block + 2);
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
@@ -127,9 +131,10 @@ struct Q5_1 {
   static constexpr int kMaxQuant = 31, kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     const uint8_t* block = chunk + g * kBlockBytes;
-    return split_nibbles(block + 8) | fifth_bits(block + 4);
+    return Isa::with_fifth_bits(split_nibbles(block + 8), block + 4);
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
@@ -194,6 +199,7 @@ struct Q4_K {
   static constexpr int kMaxQuant = 15, kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
     return nibbles(block + 16 + g / 2 * 32, g % 2);
   }
@@ -208,6 +214,7 @@ struct Q5_K {
   static constexpr int kMaxQuant = 31, kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
     return nibbles(block + 48 + g / 2 * 32, g % 2) | one_bit(block + 16, g, 0x10);
   }
@@ -222,6 +229,7 @@ struct Q6_K {
   static constexpr int kMaxQuant = 63, kOffset = 32;
   static constexpr bool kHasMin = false, kHasSubscales = true;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
     const U8x32 high = two_bits(block + 128 + g / 4 * 32, g % 4);
     return nibbles(block + g / 4 * 64 + g % 2 * 32, g % 4 >= 2) | (U8x32)((U16x16)high << 4);
@@ -243,6 +251,7 @@ struct Q3_K {
   static constexpr int kMaxQuant = 7, kOffset = 4;
   static constexpr bool kHasMin = false, kHasSubscales = true;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
     return two_bits(block + 32 + g / 4 * 32, g % 4) | one_bit(block, g, 0x04);
   }
@@ -273,6 +282,7 @@ struct Q2_K {
   static constexpr int kMaxQuant = 3, kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = true;
 
+  template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
     return two_bits(block + 16 + g / 4 * 32, g % 4);
   }

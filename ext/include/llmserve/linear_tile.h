@@ -7,21 +7,32 @@
 namespace llmserve {
 namespace {
 
-// A chunk of eight rows. Vectors have one lane per row.
-struct Tile {
-  // [group][quad of columns][row][column of the quad]
-  alignas(32) uint8_t quants[kGroupsInChunk][kGroup / 4][kTileRows][4];
-  F32x8 scale[kGroupsInChunk];
-  F32x8 min[kGroupsInChunk];
-  I32x8 sub[kGroupsInChunk][2];
-  // Pairs of int16, to be multiplied with the two sums of the activations: -kOffset * sub of a
-  // format with an offset, sub_min of one with a minimum. Only for formats with subscales.
-  I32x8 correction[kGroupsInChunk];
+constexpr int kPairs = kGroup / 2;
+constexpr int kUnpackedRows = 8;  // rows that are unpacked together
+
+// The place of the i-th pair of a half of a group, or of the whole group if it is not halved.
+template <int kHalves>
+constexpr int pair_of_half(int half, int i) {
+  if (kHalves == 1) return i;
+  return i < kPairs / 4 ? half * kPairs / 4 + i : kPairs / 2 + half * kPairs / 4 + i - kPairs / 4;
+}
+
+// Of a chunk of kRows rows: vectors have one lane per row.
+template <int kRows>
+struct TileScales {
+  alignas(64) float scale[kGroupsInChunk][kRows];
+  alignas(64) float min[kGroupsInChunk][kRows];
+  alignas(64) int32_t sub[kGroupsInChunk][2][kRows];
+  alignas(64) int32_t sub_min[kGroupsInChunk][2][kRows];
 };
 
-LLMSERVE_INLINE I32x8 pack_pair(I32x8 first, I32x8 second) {
-  return (first & 0xffff) | second << 16;
-}
+template <int kRows>
+struct Tile {
+  TileScales<kRows> scales;
+  // sub * (quant - kOffset). The pairs of even columns of a group, then those of the odd ones, as
+  // in ActivationChunk.
+  alignas(64) int16_t quants[kGroupsInChunk][kPairs][kRows][2];
+};
 
 LLMSERVE_INLINE void transpose_floats(F32x8 v[8]) {
   I32x8 bits[8];
@@ -30,56 +41,64 @@ LLMSERVE_INLINE void transpose_floats(F32x8 v[8]) {
   for (int i = 0; i < 8; ++i) v[i] = (F32x8)bits[i];
 }
 
-template <class Format, class Isa>
-LLMSERVE_INLINE void unpack_scales(const uint8_t* const rows[kTileRows], int num_groups,
-                                   Tile& tile) {
+// `rows` point to the chunk in each row. They become rows `first` and following of the tile.
+template <class Format, class Isa, int kRows>
+LLMSERVE_INLINE void unpack_scales(const uint8_t* const rows[kUnpackedRows], int num_groups,
+                                   TileScales<kRows>& tile, int first) {
   F32x8 scale[8], min[8];
-  I32x8 first[8], second[8], correction[8];
+  I32x8 sub[2][8], sub_min[2][8];
 #pragma GCC unroll 8
-  for (int r = 0; r < kTileRows; ++r) {
+  for (int r = 0; r < kUnpackedRows; ++r) {
     const RowScales s = Format::template scales<Isa>(rows[r], num_groups);
     scale[r] = s.scale;
-    if constexpr (Format::kHasMin) min[r] = s.min;
-    if constexpr (Format::kHasSubscales) {
-      first[r] = Isa::encode_subscale(s.sub[0]);
-      second[r] = Isa::encode_subscale(s.sub[1]);
-      correction[r] = Format::kHasMin
-                          ? pack_pair(s.sub_min[0], s.sub_min[1])
-                          : pack_pair(s.sub[0] * -Format::kOffset, s.sub[1] * -Format::kOffset);
+    min[r] = s.min;
+    for (int half = 0; half < 2; ++half) {
+      sub[half][r] = s.sub[half];
+      sub_min[half][r] = s.sub_min[half];
     }
   }
   transpose_floats(scale);
   if constexpr (Format::kHasMin) transpose_floats(min);
-  if constexpr (Format::kHasSubscales) {
-    transpose(first);
-    transpose(second);
-    transpose(correction);
+  for (int half = 0; Format::kHasSubscales && half < 2; ++half) {
+    transpose(sub[half]);
+    if constexpr (Format::kHasMin) transpose(sub_min[half]);
   }
   for (int g = 0; g < kGroupsInChunk; ++g) {
-    tile.scale[g] = scale[g];
-    if constexpr (Format::kHasMin) tile.min[g] = min[g];
-    if constexpr (Format::kHasSubscales) {
-      tile.sub[g][0] = first[g];
-      tile.sub[g][1] = second[g];
-      tile.correction[g] = correction[g];
+    store(tile.scale[g] + first, scale[g]);
+    if constexpr (Format::kHasMin) store(tile.min[g] + first, min[g]);
+    for (int half = 0; Format::kHasSubscales && half < 2; ++half) {
+      store(tile.sub[g][half] + first, sub[half][g]);
+      if constexpr (Format::kHasMin) store(tile.sub_min[g][half] + first, sub_min[half][g]);
     }
   }
 }
 
-// `rows` point to the chunk in each row.
 template <class Format, class Isa>
-LLMSERVE_INLINE void unpack_tile(const uint8_t* const rows[kTileRows], int num_groups, Tile& tile) {
+LLMSERVE_INLINE void unpack_rows(const uint8_t* const rows[kUnpackedRows], int num_groups,
+                                 Tile<Isa::kTileRows>& tile, int first) {
   if constexpr (Format::kGroupsInBlock > 1) num_groups = kGroupsInChunk;
+  unpack_scales<Format, Isa>(rows, num_groups, tile.scales, first);
+  const I16x16 offset = splat<I16x16>(static_cast<int16_t>(Format::kOffset));
 #pragma GCC unroll 8
   for (int g = 0; g < num_groups; ++g) {
     I32x8 quads[8];
 #pragma GCC unroll 8
-    for (int r = 0; r < kTileRows; ++r) quads[r] = (I32x8)Format::quants(rows[r], g);
+    for (int r = 0; r < kUnpackedRows; ++r) quads[r] = (I32x8)Format::template quants<Isa>(rows[r], g);
     transpose(quads);
 #pragma GCC unroll 8
-    for (int q = 0; q < kGroup / 4; ++q) store(tile.quants[g][q], quads[q]);
+    for (int q = 0; q < kGroup / 4; ++q) {
+      I16x16 even = (I16x16)(quads[q] & 0x00ff00ff) - offset;
+      I16x16 odd = (I16x16)((U16x16)quads[q] >> 8) - offset;
+      if constexpr (Format::kHasSubscales) {
+        const auto sub = load<I32x8>(tile.scales.sub[g][q / 4] + first);
+        const I16x16 pairs = (I16x16)((sub & 0xffff) | sub << 16);
+        even *= pairs;
+        odd *= pairs;
+      }
+      store(tile.quants[g][q] + first, even);
+      store(tile.quants[g][kPairs / 2 + q] + first, odd);
+    }
   }
-  unpack_scales<Format, Isa>(rows, num_groups, tile);
 }
 
 }  // namespace

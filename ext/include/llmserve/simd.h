@@ -1,4 +1,4 @@
-// Vectors of 256 bits in the compilers' own notation (GCC's and Clang's vector extensions), so that
+// Vectors of 256 and 512 bits in the compilers' own notation (GCC's and Clang's vector extensions), so that
 // one source becomes AVX2, SSE2 or NEON code. Everything here has internal linkage: each file is
 // compiled for its own instruction set.
 #pragma once
@@ -24,12 +24,15 @@ using U8x32 = uint8_t __attribute__((vector_size(32)));
 using I8x32 = int8_t __attribute__((vector_size(32)));
 using I16x8 = int16_t __attribute__((vector_size(16)));
 using U16x8 = uint16_t __attribute__((vector_size(16)));
+using I16x16 = int16_t __attribute__((vector_size(32)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 using I32x8 = int32_t __attribute__((vector_size(32)));
 using U32x8 = uint32_t __attribute__((vector_size(32)));
 using U64x2 = uint64_t __attribute__((vector_size(16)));
 using U64x4 = uint64_t __attribute__((vector_size(32)));
 using F32x8 = float __attribute__((vector_size(32)));
+using I32x16 = int32_t __attribute__((vector_size(64)));
+using F32x16 = float __attribute__((vector_size(64)));
 
 template <typename T>
 LLMSERVE_INLINE T load(const void* source) {
@@ -55,7 +58,14 @@ LLMSERVE_INLINE U8x32 broadcast(uint8_t value) {
   return (U8x32)broadcast(static_cast<int32_t>(value * 0x01010101u));
 }
 
+// `value` in each lane of a vector of any width.
+template <typename V, typename T>
+LLMSERVE_INLINE V splat(T value) {
+  return value - V{};
+}
+
 LLMSERVE_INLINE F32x8 to_float(I32x8 value) { return __builtin_convertvector(value, F32x8); }
+LLMSERVE_INLINE F32x16 to_float(I32x16 value) { return __builtin_convertvector(value, F32x16); }
 
 // The upper bits of each byte: (byte >> kShift) & mask. The mask has to hide what the shift of
 // 16-bit units carries over from the neighbour.

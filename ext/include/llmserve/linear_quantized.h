@@ -1,0 +1,225 @@
+// Activations quantised to 16 bits, and their products with quantised weights. Included by
+// linear_body.h.
+#pragma once
+
+#include "llmserve/linear_rows.h"
+
+namespace llmserve {
+namespace {
+
+// With it a group's sum, of 16 products of sub * quant up to 4096 or of 32 of quants up to 255,
+// stays below 2^31.
+constexpr float kMaxActivation = 32767.0f;
+
+LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
+  F32x8 v[4];
+  I32x8 max_bits = {};
+  for (int i = 0; i < 4; ++i) {
+    v[i] = load<F32x8>(x + 8 * i);
+    // Compared as integers, so that a NaN counts as the largest and reaches the scale.
+    max_bits = max(max_bits, (I32x8)v[i] & 0x7fffffff);
+  }
+  const int32_t bits = horizontal_max(max_bits);
+  const auto max_abs = load<float>(&bits);
+  // The inverse of smaller numbers could overflow, and that of a NaN or an infinity is no use: such
+  // groups get quants of 0. The scale of the latter makes the outputs NaN nevertheless.
+  const float inverse = max_abs > 1e-33f ? kMaxActivation / max_abs : 0.0f;
+  const float scale = max_abs / kMaxActivation;
+  // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
+  constexpr float kRounder = 0x1.8p23f;
+  constexpr int32_t kRounderBits = 0x4b400000;
+  I32x8 q[4];
+  for (int i = 0; i < 4; ++i) {
+    const F32x8 shifted = v[i] * broadcast(inverse) + kRounder;
+    q[i] = inverse == 0.0f ? I32x8{} : (I32x8)shifted - kRounderBits;
+  }
+  for (int i = 0; i < 2; ++i) {
+    const I32x8 even = LLMSERVE_SHUFFLE(q[2 * i], q[2 * i + 1], 0, 2, 4, 6, 8, 10, 12, 14);
+    const I32x8 odd = LLMSERVE_SHUFFLE(q[2 * i], q[2 * i + 1], 1, 3, 5, 7, 9, 11, 13, 15);
+    store(chunk.quants[g] + 8 * i, __builtin_convertvector(even, I16x8));
+    store(chunk.quants[g] + kGroup / 2 + 8 * i, __builtin_convertvector(odd, I16x8));
+    chunk.sums[g][i] = horizontal_sum(q[2 * i] + q[2 * i + 1]);
+  }
+  chunk.scale[g] = scale;
+  chunk.scaled_sum[g] = scale * static_cast<float>(chunk.sums[g][0] + chunk.sums[g][1]);
+}
+
+inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
+                     int64_t end, ActivationChunk* chunks) {
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t c = 0; c < num_cols; c += kGroup) {
+      quantize_group(x + t * num_cols + c, chunks[c / kChunk * num_tokens + t],
+                     static_cast<int>(c % kChunk / kGroup));
+    }
+  }
+}
+
+// Adds a group to the totals of the rows of a tile. `sums` are the exact sums of
+// sub * (quant - kOffset) * activation, of the halves for formats with subscales, else of the whole
+// group.
+template <class Format, int kRows, typename Floats, typename Ints>
+LLMSERVE_INLINE Floats add_group(const TileScales<kRows>& tile, int g, const ActivationChunk& chunk,
+                                 const Ints* sums, Floats total) {
+  const auto scale = load<Floats>(tile.scale[g]) * splat<Floats>(chunk.scale[g]);
+  for (int half = 0; half < (Format::kHasSubscales ? 2 : 1); ++half) {
+    total = Isa::fma(to_float(sums[half]), scale, total);
+  }
+  if constexpr (Format::kHasMin) {
+    const auto min = load<Floats>(tile.min[g]);
+    if constexpr (Format::kHasSubscales) {
+      const Ints sum = load<Ints>(tile.sub_min[g][0]) * chunk.sums[g][0] +
+                       load<Ints>(tile.sub_min[g][1]) * chunk.sums[g][1];
+      total = Isa::fma(to_float(sum), min * splat<Floats>(chunk.scale[g]), total);
+    } else {
+      total = Isa::fma(min, splat<Floats>(chunk.scaled_sum[g]), total);
+    }
+  }
+  return total;
+}
+
+template <class Format, int kTokens>
+LLMSERVE_INLINE void multiply_chunk(const Tile<kTileRows>& tile, int num_groups,
+                                    const ActivationChunk* chunks, float (*out)[kTileRows]) {
+  constexpr int kHalves = Format::kHasSubscales ? 2 : 1;
+  V total[kTokens];
+  for (int t = 0; t < kTokens; ++t) total[t] = load<V>(out[t]);
+  for (int g = 0; g < num_groups; ++g) {
+    Isa::Ints sums[kTokens][kHalves];
+    Isa::template group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
+#pragma GCC unroll 8
+    for (int t = 0; t < kTokens; ++t) {
+      total[t] = add_group<Format>(tile.scales, g, chunks[t], sums[t], total[t]);
+    }
+  }
+  for (int t = 0; t < kTokens; ++t) store(out[t], total[t]);
+}
+
+// Adds a group of eight rows, as they are stored, to their totals.
+template <class Format, int kTokens>
+LLMSERVE_INLINE void add_stored_group(const uint8_t* const rows[kUnpackedRows], int g,
+                                      const TileScales<kUnpackedRows>& scales,
+                                      const ActivationChunk* chunks, F32x8 total[kTokens]) {
+  for (int t = 0; t < kTokens; ++t) {
+    I32x8 parts[kUnpackedRows], sums[2];
+#pragma GCC unroll 8
+    for (int r = 0; r < kUnpackedRows; ++r) {
+      parts[r] = Isa::row_dot(Format::template quants<Isa>(rows[r], g), chunks[t].quants[g]);
+    }
+    Isa::sum_halves(parts, sums);
+    const int32_t* x_sums = chunks[t].sums[g];
+    if constexpr (Format::kHasSubscales) {
+      for (int half = 0; half < 2; ++half) {
+        sums[half] -= broadcast(Format::kOffset * x_sums[half]);
+        sums[half] *= load<I32x8>(scales.sub[g][half]);
+      }
+    } else {
+      sums[0] += sums[1] - broadcast(Format::kOffset * (x_sums[0] + x_sums[1]));
+    }
+    total[t] = add_group<Format>(scales, g, chunks[t], sums, total[t]);
+  }
+}
+
+template <class Format>
+constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
+
+LLMSERVE_INLINE int groups_left(int64_t num_groups, int64_t g) {
+  return static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
+}
+
+template <class Format>
+void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int64_t end) {
+  const int64_t num_groups = args.weight.num_cols / kGroup;
+  Tile<kTileRows> tile;
+  alignas(64) float total[kTokenBlock][kTileRows];
+  for (int64_t first = 0; first < args.num_tokens; first += kTokenBlock) {
+    const int64_t left = args.num_tokens - first;
+    const int num_tokens = static_cast<int>(left < kTokenBlock ? left : kTokenBlock);
+    for (int64_t row = begin; row < end; row += kTileRows) {
+      const uint8_t* rows[kTileRows];
+      find_rows<kTileRows>(args.weight, row_bytes, row, rows);
+      for (int t = 0; t < num_tokens; ++t) store(total[t], V{});
+      for (int64_t g = 0; g < num_groups; g += kGroupsInChunk) {
+        const int groups = groups_left(num_groups, g);
+        for (int r = 0; r < kTileRows; r += kUnpackedRows) {
+          unpack_rows<Format, Isa>(rows + r, groups, tile, r);
+        }
+        for (int r = 0; r < kTileRows; ++r) {
+          prefetch_range(rows[r] + kPrefetchRows * row_bytes, kChunkBytes<Format>);
+          rows[r] += kChunkBytes<Format>;
+        }
+        const ActivationChunk* chunks =
+            args.chunks + g / kGroupsInChunk * args.num_tokens + first;
+        for_token_groups<Isa::kMaxTokens>(num_tokens, [&](auto tokens, int t) {
+          multiply_chunk<Format, decltype(tokens)::value>(tile, groups, chunks + t, total + t);
+        });
+      }
+      store_rows<kTileRows, V>(args, row, first, num_tokens, total);
+    }
+  }
+}
+
+// As multiply_many, for few tokens: unpacking a tile would cost more than it saves.
+template <class Format, int kTokens>
+void multiply_few(const LinearArgs& args, int64_t row_bytes, int64_t begin, int64_t end) {
+  const int64_t num_all_groups = args.weight.num_cols / kGroup;
+  TileScales<kUnpackedRows> scales;
+  for (int64_t row = begin; row < end; row += kUnpackedRows) {
+    const uint8_t* rows[kUnpackedRows];
+    find_rows<kUnpackedRows>(args.weight, row_bytes, row, rows);
+    F32x8 total[kTokens] = {};
+    const ActivationChunk* chunks = args.chunks;
+    for (int64_t first = 0; first < num_all_groups; first += kGroupsInChunk) {
+      const int num_groups =
+          Format::kGroupsInBlock > 1 ? kGroupsInChunk : groups_left(num_all_groups, first);
+      unpack_scales<Format, Isa>(rows, num_groups, scales, 0);
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroupsInChunk; ++g) {
+        if (g >= num_groups) break;
+        add_stored_group<Format, kTokens>(rows, g, scales, chunks, total);
+      }
+      for (int r = 0; r < kUnpackedRows; ++r) {
+        prefetch_range(rows[r] + kPrefetchRows * row_bytes, kChunkBytes<Format>);
+        rows[r] += kChunkBytes<Format>;
+      }
+      chunks += kTokens;
+    }
+    alignas(32) float sums[kTokens][kUnpackedRows];
+    for (int t = 0; t < kTokens; ++t) store(sums[t], total[t]);
+    store_rows<kUnpackedRows, F32x8>(args, row, 0, kTokens, sums);
+  }
+}
+
+// Rows [begin, end), where begin is a multiple of kTileRows.
+template <class Format>
+void multiply_quantized(const LinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t row_bytes =
+      args.weight.num_cols / kGroup / Format::kGroupsInBlock * Format::kBlockBytes;
+  if (args.num_tokens == 1) return multiply_few<Format, 1>(args, row_bytes, begin, end);
+  if (args.num_tokens == 2) return multiply_few<Format, 2>(args, row_bytes, begin, end);
+  multiply_many<Format>(args, row_bytes, begin, end);
+}
+
+template <class Format>
+void dequantize_quantized_row(const uint8_t* row, int64_t num_cols, float* out) {
+  constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
+  for (int64_t begin = 0; begin < num_cols; begin += kChunk, row += kChunkBytes) {
+    const int64_t left = (num_cols - begin) / kGroup;
+    const int num_groups = static_cast<int>(left < kGroupsInChunk ? left : kGroupsInChunk);
+    const RowScales s = Format::template scales<Isa>(row, num_groups);
+    for (int g = 0; g < num_groups; ++g) {
+      uint8_t quants[kGroup];
+      store(quants, Format::template quants<Isa>(row, g));
+      for (int i = 0; i < kGroup; ++i) {
+        const int half = i / (kGroup / 2);
+        float scale = s.scale[g], min = s.min[g];
+        if constexpr (Format::kHasSubscales) scale *= static_cast<float>(s.sub[half][g]);
+        if constexpr (Format::kHasSubscales) min *= static_cast<float>(s.sub_min[half][g]);
+        const float value = scale * static_cast<float>(quants[i] - Format::kOffset);
+        out[begin + g * kGroup + i] = Format::kHasMin ? value + min : value;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace llmserve
