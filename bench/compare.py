@@ -7,7 +7,7 @@ tried first, and the better is quoted in every row. Prints a Markdown table of m
 ratios, with a floor beside llmserve's figures: what this machine's memory and arithmetic, measured
 in the same rounds, would allow.
 
-With `--json FILE` samples are kept after every job; a later run with the same file adds to them.
+With `--json FILE` samples are kept after every process; a later run with the file adds to them.
 
     python -m bench.compare --rounds 5 --json compare.json
     python -m bench.compare --rows engine-q8_0 serving-8 --peers llama.cpp
@@ -87,11 +87,9 @@ class Comparison:
                     self._run_job(job, peer, run)
                 except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
                     print(f"{job.name} {peer.name}: {error}", flush=True)
-            run.save()
 
     def _run_job(self, job: Job, peer: Peer, run: store.Run) -> None:
-        num_rounds = run.samples.num_rounds(job.rows, peer.name)
-        if num_rounds >= peer.max_rounds:
+        if run.samples.num_rounds(job.rows, peer.name) >= peer.max_rounds:
             return
         context = dataclasses.replace(self._context, seed=1000 * run.num_rounds)
         model = self._models.files(job.model)
@@ -99,12 +97,9 @@ class Comparison:
             for variant, figures in peer.measure_engine(context, model).items():
                 self._add(job, peer, variant, figures, run)
             return
-        variants = set(peer.server_variants)
-        if num_rounds:
-            variants = run.samples.worth_repeating(job.rows, peer.name)
-        for variant in peer.server_variants:
+        for variant in run.samples.to_measure(job.rows, peer.name, peer.server_variants):
             command = peer.server(context, model, variant)
-            if command is None or variant not in variants:
+            if command is None:
                 continue
             log = self._logs / f"{job.name}-{peer.name}.log"
             with ServerProcess(command, log) as server:
@@ -115,6 +110,7 @@ class Comparison:
         self, job: Job, peer: Peer, variant: str, figures: dict[str, float], run: store.Run
     ) -> None:
         run.samples.add(job.name, peer.name, variant, figures)
+        run.save()
         shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
         print(f"{job.name} {peer.name} {variant}: {shown}", flush=True)
 

@@ -83,10 +83,16 @@ class Samples:
         best = [self.best(row, peer) for row in rows]
         return min(0 if summary is None else summary.num_rounds for summary in best)
 
-    def worth_repeating(self, rows: Sequence[Row], peer: str) -> set[str]:
-        """The variants that are best in one of the rows at least."""
+    def to_measure(self, rows: Sequence[Row], peer: str, variants: Sequence[str]) -> list[str]:
+        """Variants that lack a sample in one of the rows; if none does, those that are best in one
+        of them at least."""
+        missing = [
+            variant
+            for variant in variants
+            if not all(row.figure in self.values.get((row.job, peer, variant), {}) for row in rows)
+        ]
         best = [self.best(row, peer) for row in rows]
-        return {summary.variant for summary in best if summary is not None}
+        return missing or list(dict.fromkeys(summary.variant for summary in best if summary))
 
 
 def ratio(own: float, peer: float, is_higher_better: bool) -> float:

@@ -24,8 +24,7 @@ _TCMALLOC = "libtcmalloc_minimal.so.4"
 class VllmCpu:
     name: str = "vLLM"
     max_rounds: int = 2
-    # Without bfloat16 instructions in its kernels that type is slower than float32.
-    server_variants: Sequence[Variant] = ("--dtype float32",)
+    server_variants: Sequence[Variant] = ("--dtype float32", "--dtype bfloat16")
 
     def install(self, context: Context) -> None:
         venv = self._venv(context)

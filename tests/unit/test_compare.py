@@ -57,8 +57,14 @@ def test_each_row_takes_the_variant_that_is_best_in_it() -> None:
     assert speed is not None
     assert latency is not None
     assert (speed.variant, latency.variant) == ("-x", "-y")
-    assert samples.worth_repeating([SPEED, LATENCY], "fast") == {"-x", "-y"}
-    assert samples.worth_repeating([SPEED], "fast") == {"-x"}
+
+
+def test_all_variants_are_tried_once_and_the_better_ones_again() -> None:
+    samples = make_samples()
+
+    assert samples.to_measure([SPEED, LATENCY], "fast", ["-x", "-y", "-z"]) == ["-z"]
+    assert samples.to_measure([SPEED, LATENCY], "fast", ["-x", "-y"]) == ["-x", "-y"]
+    assert samples.to_measure([SPEED], "fast", ["-x", "-y"]) == ["-x"]
 
 
 def test_rows_that_were_not_all_measured_count_no_round() -> None:
