@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import os
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -83,28 +85,44 @@ class Comparison:
             # Every peer comes first in turn, so that none always follows the same other.
             shift = (run.num_rounds + index) % len(self._peers)
             for peer in self._peers[shift:] + self._peers[:shift]:
-                try:
-                    self._run_job(job, peer, run)
-                except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
-                    print(f"{job.name} {peer.name}: {error}", flush=True)
+                self._run_job(job, peer, run)
 
     def _run_job(self, job: Job, peer: Peer, run: store.Run) -> None:
         if run.samples.num_rounds(job.rows, peer.name) >= peer.max_rounds:
             return
-        context = dataclasses.replace(self._context, seed=1000 * run.num_rounds)
-        model = self._models.files(job.model)
-        if job.workloads == [ENGINE]:
-            for variant, figures in peer.measure_engine(context, model).items():
-                self._add(job, peer, variant, figures, run)
+        if run_key(job, peer, "") in run.failures:
             return
-        for variant in run.samples.to_measure(job.rows, peer.name, peer.server_variants):
-            command = peer.server(context, model, variant)
-            if command is None:
-                continue
-            log = self._logs / f"{job.name}-{peer.name}.log"
-            with ServerProcess(command, log) as server:
-                figures = asyncio.run(measure_server(server, job.workloads, context.seed))
-            self._add(job, peer, variant, figures, run)
+        context = dataclasses.replace(self._context, seed=1000 * run.num_rounds)
+        if job.workloads == [ENGINE]:
+            with self._reported(job, peer, "", run):
+                model = self._models.files(job.model)
+                for variant, figures in peer.measure_engine(context, model).items():
+                    self._add(job, peer, variant, figures, run)
+            return
+        usable = [v for v in peer.server_variants if run_key(job, peer, v) not in run.failures]
+        for variant in run.samples.to_measure(job.rows, peer.name, usable):
+            with self._reported(job, peer, variant, run):
+                self._run_server(job, peer, variant, context, run)
+
+    def _run_server(
+        self, job: Job, peer: Peer, variant: str, context: Context, run: store.Run
+    ) -> None:
+        command = peer.server(context, self._models.files(job.model), variant)
+        if command is None:
+            return
+        with ServerProcess(command, self._logs / f"{job.name}-{peer.name}.log") as server:
+            figures = asyncio.run(measure_server(server, job.workloads, context.seed))
+        self._add(job, peer, variant, figures, run)
+
+    @contextlib.contextmanager
+    def _reported(self, job: Job, peer: Peer, variant: str, run: store.Run) -> Iterator[None]:
+        """One peer's failure leaves a line in the report, not the others without figures."""
+        try:
+            yield
+        except (RuntimeError, TimeoutError, aiohttp.ClientError) as error:
+            run.failures[run_key(job, peer, variant)] = str(error)
+            run.save()
+            print(f"{run_key(job, peer, variant)} failed: {error}", flush=True)
 
     def _add(
         self, job: Job, peer: Peer, variant: str, figures: dict[str, float], run: store.Run
@@ -112,7 +130,11 @@ class Comparison:
         run.samples.add(job.name, peer.name, variant, figures)
         run.save()
         shown = ", ".join(f"{name} {number(value)}" for name, value in figures.items())
-        print(f"{job.name} {peer.name} {variant}: {shown}", flush=True)
+        print(f"{run_key(job, peer, variant)}: {shown}", flush=True)
+
+
+def run_key(job: Job, peer: Peer, variant: str) -> str:
+    return f"{job.name} {peer.name} {variant}".rstrip()
 
 
 def make_floors(
@@ -203,6 +225,8 @@ def main() -> None:
     print()
     rows = [row for job in jobs for row in job.rows]
     print(markdown(run.samples, rows, args.peers, make_floors(jobs, models, run.peaks)))
+    for key, error in run.failures.items():
+        print(f"- failed: {key}: {error}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from bench.peers.workloads import Figures
 
 _TARGETS = ("llama-server", "llama-bench", "llama-quantize")
 _NUM_SLOTS = 32
-_CONTEXT_TOKENS = 16384
 _REPETITIONS = 3
 
 
@@ -82,7 +81,7 @@ class LlamaCpp:
         threads = str(context.threads)
         argv = [str(self.binary(context, "llama-server")), "-m", str(model.gguf)]
         argv += ["--port", "{port}", "-t", threads, "-tb", threads]
-        argv += ["-np", str(_NUM_SLOTS), "-c", str(_CONTEXT_TOKENS)]
+        argv += ["-np", str(_NUM_SLOTS)]
         return ServerCommand([*argv, *self.server_flags, *variant.split()])
 
     def measure_engine(self, context: Context, model: ModelFiles) -> dict[Variant, Figures]:
@@ -120,7 +119,7 @@ LLAMA_CPP = LlamaCpp(
     requirement="llama-cpp-python==0.3.36",
     source="vendor/llama.cpp",
     cmake_flags=("-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_UI=OFF"),
-    server_flags=("--kv-unified",),
+    server_flags=("--kv-unified", "-c", "16384"),
     server_variants=(
         "-fa on",
         "-fa on --cache-ram 0",
@@ -135,7 +134,8 @@ IK_LLAMA_CPP = LlamaCpp(
     requirement="ik-llama-cpp-python==0.1.5",
     source="vendor/ik_llama.cpp",
     cmake_flags=("-DLLAMA_CURL=OFF", "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
-    server_flags=(),
+    # Every slot has a context of its own there: of 1,280 tokens, for the shared prefix.
+    server_flags=("-c", "40960"),
     server_variants=("-fa on", "-fa off"),
     flash_attention_values=("0", "1"),
     missing_files={

@@ -14,12 +14,14 @@ from bench.peers.table import Samples
 @dataclass(slots=True)
 class Run:
     """path: None keeps nothing. peaks: by job, beside its samples; what a machine that others
-    share can do changes within minutes. num_rounds: of all runs that added to the file."""
+    share can do changes within minutes. failures: "job peer options" to what went wrong; that is
+    not tried again. num_rounds: of all runs that added to the file."""
 
     path: Path | None
     samples: Samples = field(default_factory=Samples)
     peaks: dict[str, list[Peak]] = field(default_factory=dict)
     num_rounds: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path | None) -> Run:
@@ -29,6 +31,7 @@ class Run:
             return run
         data = json.loads(path.read_text())
         run.num_rounds = data["num_rounds"]
+        run.failures = data["failures"]
         for job, peaks in data["peaks"].items():
             run.peaks[job] = [Peak(**peak) for peak in peaks]
         for entry in data["samples"]:
@@ -41,6 +44,7 @@ class Run:
             return
         data = {
             "num_rounds": self.num_rounds,
+            "failures": self.failures,
             "peaks": {
                 job: [dataclasses.asdict(peak) for peak in peaks]
                 for job, peaks in self.peaks.items()
