@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
-def once(stamp: Path, step: Callable[[], None]) -> None:
+def once(stamp: Path, step: Callable[[], object]) -> None:
     """Runs `step` unless it has ended well before."""
     if stamp.exists():
         return

@@ -88,7 +88,9 @@ class LlamaCpp:
         argv = [str(self.binary(context, "llama-bench")), "-m", str(model.gguf)]
         argv += ["-t", str(context.threads), "-p", "512", "-n", "128", "-r", str(_REPETITIONS)]
         argv += ["-fa", ",".join(self.flash_attention_values), "-o", "json"]
-        result = subprocess.run(argv, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            argv, cwd=context.work_dir, capture_output=True, text=True, check=False
+        )
         if result.returncode != 0:
             raise RuntimeError(
                 f"llama-bench ended with {result.returncode}: {result.stderr[-300:]}"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.peers.models import ModelFiles
 from bench.peers.peer import Context, Variant
@@ -15,6 +16,7 @@ from bench.peers.process import ServerCommand
 from bench.peers.workloads import Figures
 
 _REPETITIONS = 3
+_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class LlmServe:
     def server(self, context: Context, model: ModelFiles, variant: Variant) -> ServerCommand | None:
         argv = [sys.executable, "-m", "llmserve", "--model", str(model.own), "--port", "{port}"]
         argv += ["--threads", str(context.threads), "--max-model-len", "2048"]
-        return ServerCommand([*argv, "--disable-log-requests", *variant.split()])
+        argv += ["--disable-log-requests", *variant.split()]
+        return ServerCommand(argv, {"PYTHONPATH": str(_REPOSITORY)})
 
     def measure_engine(self, context: Context, model: ModelFiles) -> dict[Variant, Figures]:
         argv = [sys.executable, "-m", "bench.peers.llmserve_worker", "--model", str(model.own)]
         argv += ["--threads", str(context.threads), "--seed", str(context.seed)]
         argv += ["--repetitions", str(_REPETITIONS)]
-        result = subprocess.run(argv, capture_output=True, text=True, check=False)
+        result = subprocess.run(argv, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"llmserve ended with {result.returncode}: {result.stderr[-300:]}")
         seconds = json.loads(result.stdout.splitlines()[-1])

@@ -41,6 +41,7 @@ class ServerProcess:
             self.started = time.perf_counter()
             self._process = subprocess.Popen(
                 argv,
+                cwd=log.parent,  # some write files where they are started
                 env={**os.environ, **command.env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
