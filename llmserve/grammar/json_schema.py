@@ -36,6 +36,15 @@ _SCHEMA_KEYS = frozenset(
 _LIST_KEYS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _MAP_KEYS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _COMBINING_KEYS = ("allOf", "anyOf", "oneOf", "$ref")
+# A schema with the former and none of the latter is meant to be one of an object.
+_OBJECT_KEYS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_OTHER_KEYS = frozenset(
+    {
+        *("type", "enum", "const", "$ref", "format", "pattern", "minLength", "maxLength"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("items", "prefixItems", "minItems", "maxItems"),
+    }
+)
 _CLOCK = r"[0-9]{2}:[0-9]{2}:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$"
 # RFC 3339 also has leap seconds, small letters and endless fractions, which few readers take.
 _PLAIN_FORMATS = {"time": f"^{_CLOCK}", "date-time": f"^[0-9-]+T{_CLOCK}"}
@@ -60,9 +69,10 @@ def guidance_schema(
 ) -> dict[str, Any]:
     """The schema with options for llguidance; the arguments are as in GrammarSpec.
 
-    An object that declares properties and says nothing about others holds no others, as if
-    additionalProperties were false, and numbers are bounded: all that it allows, the schema allows
-    too. Schemas that are combined with others are left as they are. Raises GrammarError.
+    A schema that tells of properties and of no type is one of an object. An object that declares
+    properties and says nothing about others holds no others, as if additionalProperties were false,
+    and numbers are bounded: all that it allows, the schema allows too. But for the first, schemas
+    that are combined with others are left as they are. Raises GrammarError.
     """
     if schema is True:
         schema = {}
@@ -72,6 +82,7 @@ def guidance_schema(
     plain = _convert(schema)
     check_intersections(plain)
     parts = list(_walk(plain))
+    _name_objects(parts)
     if closes_objects:
         for part in parts:
             if "properties" in part:
@@ -177,6 +188,19 @@ def _is_combining(schema: dict[str, Any]) -> bool:
     all_of = schema.get("allOf")
     has_siblings = len(schema.keys() - ANNOTATIONS) > 1
     return has_siblings or (isinstance(all_of, list) and len(all_of) > 1)
+
+
+def _name_objects(parts: list[dict[str, Any]]) -> None:
+    """Gives schemas of objects the type that their author left out.
+
+    Not the options of a oneOf: a value that fits two of them must go on doing so.
+    """
+    lists = [part["oneOf"] for part in parts if isinstance(part.get("oneOf"), list)]
+    options = {id(option) for options in lists for option in options}
+    for part in parts:
+        is_of_object = _OBJECT_KEYS & part.keys() and not _OTHER_KEYS & part.keys()
+        if is_of_object and id(part) not in options:
+            part["type"] = "object"
 
 
 def _close(schema: dict[str, Any]) -> None:

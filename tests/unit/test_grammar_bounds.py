@@ -1,4 +1,4 @@
-"""Schemas that hold one value to many patterns are refused before they are compiled."""
+"""What schemas leave open: many patterns for one value, numbers of any length, missing types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bench.grammar_schemas import NASTY, REAL
 from llmserve.grammar import GrammarError, GrammarKind
 from llmserve.grammar.schema_bounds import check_intersections
-from tests.grammar_builders import refusal
+from tests.grammar_builders import accepts_json, refusal
 
 
 def texts(count: int, start: int = 0) -> list[Any]:
@@ -106,3 +106,59 @@ def test_reference_to_nothing_is_left_to_the_compiler() -> None:
         check_intersections({"$ref": ref, "prefixItems": [{}]})
     with pytest.raises(GrammarError, match="4 patterns"):
         check_intersections({"allOf": texts(4)})
+
+
+LONG = "1" * 30
+# Schemas that take any value somewhere, with a %s for it.
+OPEN: dict[str, tuple[Any, str]] = {
+    "nothing said": ({}, "%s"),
+    "true": (True, "%s"),
+    "annotations": ({"title": "Any", "description": "at all"}, "%s"),
+    "property": ({"type": "object", "properties": {"a": {"title": "A"}}}, '{"a":%s}'),
+    "other properties": ({"type": "object"}, '{"a":%s}'),
+    "open properties": ({"type": "object", "additionalProperties": True}, '{"a":[%s]}'),
+    "beside patterns": (
+        {"type": "object", "patternProperties": {"^b": {"type": "null"}}},
+        '{"b":null,"a":%s}',
+    ),
+    "items": ({"type": ["array", "null"]}, "[%s]"),
+    "tuple": ({"type": "array", "prefixItems": [{}]}, '[%s,{"a":%s}]'),
+    "option": ({"anyOf": [{"type": "string"}, {}]}, "%s"),
+    "definition": (
+        {"type": "array", "items": {"$ref": "#/$defs/any"}, "$defs": {"any": {}}},
+        "[%s]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_numbers_in_values_of_any_kind_are_bounded(name: str) -> None:
+    schema, text = OPEN[name]
+
+    assert accepts_json(schema, text.replace("%s", "-12.5"))
+    assert accepts_json(schema, text.replace("%s", '{"b":[null,"x"]}'))
+    assert not accepts_json(schema, text.replace("%s", LONG))
+    assert not accepts_json(schema, text.replace("%s", f'{{"b":[{LONG}]}}'))
+
+
+def test_options_that_exclude_each_other_may_hold_values_of_any_kind() -> None:
+    options = [
+        {"type": "object", "properties": {"k": {"const": k}, "v": {}}, "required": ["k", "v"]}
+        for k in "ab"
+    ]
+
+    assert accepts_json({"oneOf": options}, '{"k":"b","v":1}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]},
+        {"properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"required": ["a"], "minProperties": 1}}},
+    ],
+)
+def test_schema_of_properties_without_a_type_is_one_of_an_object(schema: Any) -> None:
+    assert accepts_json(schema, '{"a":1}')
+    assert not any(accepts_json(schema, text) for text in ("true", '"a"', "1", "[]", "{}"))
