@@ -11,11 +11,13 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from llmserve.api.chat import answer_role, prepare_chat_fields
 from llmserve.api.chat_answer import ChatPrepared, stream_chunks
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import validate
-from llmserve.api.preparation import refuse_ignored
+from llmserve.api.preparation import ignored_header, refuse_ignored
 from llmserve.api.prompts import encode_conversation
 from llmserve.api.schemas import TokenizeRequest
 from llmserve.api.sse import Event
@@ -28,6 +30,8 @@ PASSED_FIELDS = frozenset(
         *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
         *("stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens"),
         *("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        "guided_whitespace_pattern",
         *("skip_special_tokens", "spaces_between_special_tokens"),
         *("chat_template", "chat_template_kwargs", "documents", "add_special_tokens"),
         *("truncate_prompt_tokens", "truncation_side", "thinking_token_budget"),
@@ -58,6 +62,38 @@ def prepare_translated(
         raise _renamed(error, names) from None
     all_ignored = {*without_effect, *(names.get(name, name) for name in prepared.ignored)}
     return dataclasses.replace(prepared, ignored=sorted(all_ignored))
+
+
+def passed_fields(sent: dict[str, Any]) -> dict[str, Any]:
+    """What a body has of PASSED_FIELDS."""
+    return {k: v for k, v in sent.items() if k in PASSED_FIELDS and v is not None}
+
+
+def refuse_chat_names(
+    sent: dict[str, Any], model: type[BaseModel], names: Mapping[str, str]
+) -> None:
+    """Refuses fields of chat that the caller's API calls otherwise: without them the answer would
+    not be what was asked for. Raises RequestError.
+
+    model: the caller's own fields.
+    """
+    for name, own_name in names.items():
+        if sent.get(name) is None or name in model.model_fields or name in PASSED_FIELDS:
+            continue
+        raise RequestError(f"{name} is called {own_name} in this API; use that", param=name)
+
+
+def note_beside_prompt(
+    sent: dict[str, Any], model: type[BaseModel], context: ApiContext
+) -> dict[str, str]:
+    """The header that names what a request to count tokens has besides the prompt's fields.
+
+    model: the caller's own fields. With --strict-params RequestError names the first.
+    """
+    of_prompt = model.model_fields.keys() | (PASSED_FIELDS & TokenizeRequest.model_fields.keys())
+    names = sorted(k for k, v in sent.items() if v is not None and k not in of_prompt)
+    refuse_ignored(names, context)
+    return ignored_header(names)
 
 
 def count_prompt_tokens(

@@ -71,10 +71,10 @@ async def count_tokens(request: web.Request) -> web.Response:
     """Handler."""
     context = request.app[CONTEXT]
     body = await read_body(request)
-    count = await run_preparation(
+    count, headers = await run_preparation(
         context, len(body), lambda context: count_message_tokens(body, context)
     )
-    return json_response({"input_tokens": count})
+    return json_response({"input_tokens": count}, headers=headers)
 
 
 async def _answer(prepared: PreparedMessage, run: ChatRun) -> dict[str, Any]:

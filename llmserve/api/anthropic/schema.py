@@ -57,6 +57,11 @@ _OUTPUT_CONFIG = {
     "type": "object",
     "properties": {"effort": {"enum": [*_EFFORTS, None]}, "format": {"type": ["object", "null"]}},
 }
+_OUTPUT_FORMAT = {
+    "type": "object",
+    "required": ["type", "schema"],
+    "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+}
 _STOP = {"type": "array", "items": {"type": "string", "minLength": 1}}
 
 
@@ -109,13 +114,16 @@ def _output_config(value: object, field: str) -> dict[str, Any]:
         refuse(field, value, "an object")
     if value.get("effort") is not None and value["effort"] not in _EFFORTS:
         refuse(f"{field}.effort", value["effort"], f"one of {', '.join(_EFFORTS)}")
-    format = value.get("format")
-    if format is not None and (
-        not isinstance(format, dict)
-        or format.get("type") != "json_schema"
-        or not isinstance(format.get("schema"), dict)
-    ):
-        refuse(f"{field}.format", format, "an object with the type json_schema and a schema")
+    if value.get("format") is not None:
+        _output_format(value["format"], f"{field}.format")
+    return value
+
+
+def _output_format(value: object, field: str) -> dict[str, Any]:
+    kind = value.get("type") if isinstance(value, dict) else None
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind != "json_schema" or not isinstance(schema, dict):
+        refuse(field, value, "an object with the type json_schema and a schema")
     return value
 
 
@@ -145,6 +153,7 @@ class CountTokensRequest(BaseModel):
     tool_choice: Annotated[dict[str, Any] | None, checked(_tool_choice, _TOOL_CHOICE)] = None
     thinking: Annotated[dict[str, Any] | None, checked(_thinking, _THINKING)] = None
     output_config: Annotated[dict[str, Any], checked(_output_config, _OUTPUT_CONFIG)] = {}
+    output_format: Annotated[dict[str, Any] | None, checked(_output_format, _OUTPUT_FORMAT)] = None
 
 
 class MessagesRequest(CountTokensRequest):

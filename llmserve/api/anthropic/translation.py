@@ -10,14 +10,23 @@ from llmserve.api.anthropic.blocks import is_prefilled, to_chat
 from llmserve.api.anthropic.schema import NO_EFFECT_FIELDS, CountTokensRequest, MessagesRequest
 from llmserve.api.body import parse_object
 from llmserve.api.chat_answer import ChatPrepared
-from llmserve.api.chat_source import PASSED_FIELDS, count_prompt_tokens, prepare_translated
+from llmserve.api.chat_source import (
+    PASSED_FIELDS,
+    count_prompt_tokens,
+    note_beside_prompt,
+    passed_fields,
+    prepare_translated,
+    refuse_chat_names,
+)
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import refuse, validate
+from llmserve.errors import RequestError
 
 # What Messages calls the fields of chat.
 _NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
     "thinking_token_budget": "thinking.budget_tokens",
     "include_reasoning": "thinking",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -40,6 +49,7 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
     """Raises RequestError."""
     sent = parse_object(body)
     request = validate(MessagesRequest, sent)
+    refuse_chat_names(sent, MessagesRequest, _NAMES)
     ignored = [
         name
         for name, value in sent.items()
@@ -47,7 +57,7 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
         and name not in PASSED_FIELDS
         and (name in NO_EFFECT_FIELDS or name not in MessagesRequest.model_fields)
     ]
-    fields = {k: v for k, v in sent.items() if k in PASSED_FIELDS and v is not None}
+    fields = passed_fields(sent)
     fields |= _prompt_fields(request, fields)
     fields["max_tokens"] = request.max_tokens
     for name in ("temperature", "top_p", "top_k"):
@@ -58,7 +68,7 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
     fields |= _thinking_fields(request)
     if context.formats.reasoning is None and fields.pop("thinking_token_budget", None) is not None:
         ignored.append("thinking.budget_tokens")
-    format = request.output_config.get("format")
+    format = _output_format(request)
     if format is not None:
         schema = {"name": "output", "schema": format["schema"]}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -68,12 +78,14 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
     )
 
 
-def count_message_tokens(body: bytes, context: ApiContext) -> int:
-    """Raises RequestError."""
+def count_message_tokens(body: bytes, context: ApiContext) -> tuple[int, dict[str, str]]:
+    """The count, and a header that names fields without effect. Raises RequestError."""
     sent = parse_object(body)
     request = validate(CountTokensRequest, sent)
-    fields = {k: v for k, v in sent.items() if k in PASSED_FIELDS and v is not None}
-    return count_prompt_tokens(fields | _prompt_fields(request, fields), context, _NAMES)
+    headers = note_beside_prompt(sent, CountTokensRequest, context)
+    fields = passed_fields(sent)
+    fields |= _prompt_fields(request, fields)
+    return count_prompt_tokens(fields, context, _NAMES), headers
 
 
 def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +111,17 @@ def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[
             variables = {"enable_thinking": is_on, "thinking": is_on} | variables
         fields["chat_template_kwargs"] = variables
     return fields
+
+
+def _output_format(request: MessagesRequest) -> dict[str, Any] | None:
+    """Older clients write it beside output_config instead of in it."""
+    format: dict[str, Any] | None = request.output_config.get("format")
+    if format is not None and request.output_format is not None:
+        raise RequestError(
+            "output_format and output_config.format are the same; set one of them",
+            param="output_format",
+        )
+    return format or request.output_format
 
 
 def _thinking_fields(request: MessagesRequest) -> dict[str, Any]:

@@ -85,14 +85,16 @@ async def input_tokens(request: web.Request) -> web.Response:
     """Handler: how many tokens the prompt of such a request has."""
     context, store = request.app[CONTEXT], request.app[STORE]
     body = await read_body(request)
-    asked = await run_sized(len(body), lambda: validate(ResponsesPrompt, parse_object(body)))
+    sent = await run_sized(len(body), parse_object, body)
+    asked = await run_sized(len(body), validate, ResponsesPrompt, sent)
     history = store.history(asked.previous_response_id)
-    count = await run_preparation(
+    count, headers = await run_preparation(
         context,
         len(body) + sum(map(len, history)),
-        lambda context: count_input_tokens(asked, history, context),
+        lambda context: count_input_tokens(asked, sent, history, context),
     )
-    return json_response({"object": "response.input_tokens", "input_tokens": count})
+    answer = {"object": "response.input_tokens", "input_tokens": count}
+    return json_response(answer, headers=headers)
 
 
 async def get_response(request: web.Request) -> web.Response:

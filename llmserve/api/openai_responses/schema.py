@@ -188,6 +188,7 @@ class ResponsesRequest(ResponsesPrompt):
     top_k: Annotated[int, integer(-1, requirement="-1 or 0 (off) or a positive integer")] | None = (
         None
     )
+    stop: str | list[str] | None = None  # as in chat, which checks it
     top_logprobs: Annotated[int, integer(0, MAX_TOP_LOGPROBS)] = 0
     include: Annotated[
         list[str], checked(_include, {"type": "array", "items": {"enum": list(_INCLUDABLE)}})

@@ -10,7 +10,14 @@ import orjson
 
 from llmserve.api.body import parse_object
 from llmserve.api.chat_answer import ChatPrepared
-from llmserve.api.chat_source import PASSED_FIELDS, count_prompt_tokens, prepare_translated
+from llmserve.api.chat_source import (
+    PASSED_FIELDS,
+    count_prompt_tokens,
+    note_beside_prompt,
+    passed_fields,
+    prepare_translated,
+    refuse_chat_names,
+)
 from llmserve.api.context import ApiContext
 from llmserve.api.fields import validate
 from llmserve.api.openai_responses.items import new_id, to_messages
@@ -28,6 +35,7 @@ _NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
 }
 
 
@@ -71,7 +79,9 @@ class PreparedResponse:
 def parse_request(body: bytes) -> ParsedRequest:
     """Raises RequestError."""
     fields = parse_object(body)
-    return ParsedRequest(validate(ResponsesRequest, fields), fields)
+    request = validate(ResponsesRequest, fields)
+    refuse_chat_names(fields, ResponsesRequest, _NAMES)
+    return ParsedRequest(request, fields)
 
 
 def prepare_response(
@@ -84,8 +94,9 @@ def prepare_response(
 ) -> PreparedResponse:
     """Raises RequestError. history: items of the conversation so far, as JSON lists."""
     request = parsed.request
-    fields = {k: v for k, v in parsed.fields.items() if k in PASSED_FIELDS and v is not None}
-    fields |= _prompt_fields(request, history)
+    fields = passed_fields(parsed.fields) | _prompt_fields(request, history)
+    if request.stop is not None:
+        fields["stop"] = request.stop
     for name in ("temperature", "top_p", "top_k"):
         if getattr(request, name) is not None:
             fields[name] = getattr(request, name)
@@ -109,9 +120,16 @@ def prepare_response(
     )
 
 
-def count_input_tokens(request: ResponsesPrompt, history: list[bytes], context: ApiContext) -> int:
-    """Raises RequestError."""
-    return count_prompt_tokens(_prompt_fields(request, history), context, _NAMES)
+def count_input_tokens(
+    request: ResponsesPrompt, sent: dict[str, Any], history: list[bytes], context: ApiContext
+) -> tuple[int, dict[str, str]]:
+    """The count, and a header that names fields without effect. Raises RequestError.
+
+    sent: the body that `request` was made of.
+    """
+    headers = note_beside_prompt(sent, ResponsesPrompt, context)
+    fields = passed_fields(sent) | _prompt_fields(request, history)
+    return count_prompt_tokens(fields, context, _NAMES), headers
 
 
 def _prompt_fields(request: ResponsesPrompt, history: list[bytes]) -> dict[str, Any]:
