@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from bench.peers.install import run_logged
@@ -32,8 +32,8 @@ class Peak:
         return max(self.int8_macs_per_s, wide) if is_quantized else wide
 
 
-def measure_peak(work_dir: Path, threads: int) -> Peak:
-    """Builds the program that measures if it is not there or its source is newer."""
+def measure_rates(work_dir: Path, threads: int) -> dict[str, float]:
+    """All that peak.cpp prints. Builds it if it is not there or its source is newer."""
     program = work_dir / "peak"
     if not program.exists() or program.stat().st_mtime < _SOURCE.stat().st_mtime:
         flags = ["-std=c++17", "-O3", "-march=native", "-pthread"]
@@ -41,7 +41,13 @@ def measure_peak(work_dir: Path, threads: int) -> Peak:
     result = subprocess.run(
         [program, str(threads)], capture_output=True, text=True, check=True, timeout=120
     )
-    return Peak(**json.loads(result.stdout))
+    rates: dict[str, float] = json.loads(result.stdout)
+    return rates
+
+
+def measure_peak(work_dir: Path, threads: int) -> Peak:
+    rates = measure_rates(work_dir, threads)
+    return Peak(**{field.name: rates[field.name] for field in fields(Peak)})
 
 
 def decode_floor(cost: Cost, peak: Peak) -> float:

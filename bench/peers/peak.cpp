@@ -1,15 +1,19 @@
-// What this machine can do at most, for floors: bytes read a second from memory, and multiply-adds
-// a second in registers, of int8, bfloat16 and float32. Prints JSON; 0 for what the CPU has no
-// instruction for. Usage: peak NUM_THREADS
+// What this machine can do at most, for floors and shares: bytes read a second from memory, by all
+// threads and by one, in pages of 4 KiB and in huge ones; and multiply-adds a second in registers,
+// of int8, int16, bfloat16 and float32. "avx2" are those of instructions of 256 bits where there
+// are wider ones. Prints JSON; 0 for what the CPU has no instruction for. Usage: peak NUM_THREADS
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include <sys/mman.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -56,14 +60,40 @@ constexpr int kNumFloats = kVectorBytes / int{sizeof(float)};
 typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
 typedef float Floats __attribute__((vector_size(kVectorBytes)));
 
-double ReadRate(int num_threads) {
+// Mapped for itself, so that the advice holds for all of it.
+class Buffer {
+ public:
+  Buffer(size_t num_bytes, bool has_huge_pages) : num_bytes_(num_bytes) {
+    data_ = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data_ == MAP_FAILED) {
+      std::perror("mmap");
+      std::exit(1);
+    }
+#if defined(MADV_HUGEPAGE)
+    // Advice only: a kernel without huge pages refuses it, and the figures are then alike.
+    madvise(data_, num_bytes, has_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
+    std::memset(data_, 1, num_bytes);
+  }
+  ~Buffer() { munmap(data_, num_bytes_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  const Ints* data() const { return static_cast<const Ints*>(data_); }
+
+ private:
+  size_t num_bytes_;
+  void* data_;
+};
+
+double ReadRate(int num_threads, bool has_huge_pages) {
   // Several streams a thread: one alone does not keep enough reads in flight.
   constexpr int kNumStreams = 4;
   const int64_t stream_len =
       kBufferBytes / int64_t{sizeof(Ints)} / (int64_t{num_threads} * kNumStreams);
-  std::vector<Ints> buffer(stream_len * kNumStreams * num_threads, Ints{1});
-  const double num_bytes = static_cast<double>(buffer.size() * sizeof(Ints));
-  return BestRate(num_threads, num_bytes, [&](int thread) {
+  const size_t num_bytes = stream_len * kNumStreams * num_threads * sizeof(Ints);
+  const Buffer buffer(num_bytes, has_huge_pages);
+  return BestRate(num_threads, static_cast<double>(num_bytes), [&](int thread) {
     const Ints* data = buffer.data() + thread * kNumStreams * stream_len;
     Ints sums[kNumStreams] = {};
     for (int64_t i = 0; i < stream_len; ++i) {
@@ -97,6 +127,45 @@ double Float32Rate(int num_threads) {
   return MacRate<Floats>(num_threads, kNumFloats, [=](Floats sum) {
     return sum * factor + factor;
   });
+}
+
+#if defined(__AVX2__)
+// Hides from the compiler that a value stays the same, so that it computes with it each time.
+template <typename T>
+T Opaque(T value) {
+  asm("" : "+x"(value));
+  return value;
+}
+#endif
+
+double Float32Avx2Rate([[maybe_unused]] int num_threads) {
+#if defined(__AVX2__) && defined(__FMA__)
+  const __m256 x = _mm256_set1_ps(0.5f);
+  return MacRate<__m256>(num_threads, 8, [=](__m256 sum) { return _mm256_fmadd_ps(sum, x, x); });
+#else
+  return 0;
+#endif
+}
+
+double Int16Avx2Rate([[maybe_unused]] int num_threads) {
+#if defined(__AVX2__)
+  const __m256i x = _mm256_set1_epi16(3);
+  return MacRate<__m256i>(num_threads, 16, [=](__m256i sum) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(Opaque(x), x));
+  });
+#else
+  return 0;
+#endif
+}
+
+double Int16Rate(int num_threads) {
+#if defined(__AVX512VNNI__)
+  const __m512i x = _mm512_set1_epi16(3);
+  return MacRate<__m512i>(num_threads, 32,
+                          [=](__m512i sum) { return _mm512_dpwssd_epi32(sum, x, x); });
+#else
+  return Int16Avx2Rate(num_threads);
+#endif
 }
 
 double Int8Rate([[maybe_unused]] int num_threads) {
@@ -149,9 +218,18 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s NUM_THREADS\n", argv[0]);
     return 2;
   }
-  std::printf(
-      "{\"read_bytes_per_s\": %.4g, \"int8_macs_per_s\": %.4g, \"bfloat16_macs_per_s\": %.4g, "
-      "\"float32_macs_per_s\": %.4g}\n",
-      ReadRate(num_threads), Int8Rate(num_threads), BFloat16Rate(num_threads),
-      Float32Rate(num_threads));
+  const auto print = [](const char* name, double value, const char* end) {
+    std::printf("\"%s\": %.4g%s", name, value, end);
+  };
+  std::printf("{");
+  print("read_bytes_per_s", ReadRate(num_threads, false), ", ");
+  print("huge_pages_read_bytes_per_s", ReadRate(num_threads, true), ", ");
+  print("one_thread_read_bytes_per_s", ReadRate(1, false), ", ");
+  print("one_thread_huge_pages_read_bytes_per_s", ReadRate(1, true), ", ");
+  print("int8_macs_per_s", Int8Rate(num_threads), ", ");
+  print("int16_macs_per_s", Int16Rate(num_threads), ", ");
+  print("int16_avx2_macs_per_s", Int16Avx2Rate(num_threads), ", ");
+  print("bfloat16_macs_per_s", BFloat16Rate(num_threads), ", ");
+  print("float32_macs_per_s", Float32Rate(num_threads), ", ");
+  print("float32_avx2_macs_per_s", Float32Avx2Rate(num_threads), "}\n");
 }
