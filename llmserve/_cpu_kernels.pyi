@@ -4,16 +4,7 @@ def get_num_threads() -> int: ...
 def set_num_threads(num_threads: int) -> None: ...
 def available_instruction_sets() -> list[str]: ...
 def set_instruction_set(name: str) -> None: ...
-def linear(
-    x: int,
-    weight: int,
-    type: int,
-    bias: int,
-    out: int,
-    num_tokens: int,
-    num_rows: int,
-    num_cols: int,
-) -> None: ...
+def linear(x: int, parts: int, num_parts: int, out: int, num_tokens: int) -> None: ...
 def embedding(
     token_ids: int,
     weight: int,
@@ -136,3 +127,56 @@ def act_mul(
     gate_up: int, token_stride: int, activation: int, out: int, num_tokens: int, size: int
 ) -> None: ...
 def softcap(x: int, count: int, cap: float) -> None: ...
+
+class DecoderLayers:
+    def add(
+        self,
+        *,
+        qkv: int,
+        num_qkv: int,
+        output: int,
+        gate_up: int,
+        num_gate_up: int,
+        down: int,
+        q_norm: int,
+        k_norm: int,
+        is_qk_norm_per_head: bool,
+        cos: int,
+        sin: int,
+        max_positions: int,
+        half_dim: int,
+        is_interleaved: bool,
+        post_attention_norm: int,
+        pre_mlp_norm: int,
+        post_mlp_norm: int,
+        next_norm: int,
+        norm_eps: float,
+        norm_weight_offset: float,
+        residual_scale: float,
+        activation: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        attention_scale: float,
+        sliding_window: int,
+        logit_softcap: float,
+    ) -> None: ...
+    def run(
+        self,
+        groups: int,
+        caches: int,
+        cache_type: int,
+        num_blocks: int,
+        block_size: int,
+        num_tokens: int,
+        num_seqs: int,
+        qkv: int,
+        intermediate: int,
+        attention_out: int,
+        gate_up: int,
+        mlp_out: int,
+        x: int,
+        residual: int,
+    ) -> bool: ...

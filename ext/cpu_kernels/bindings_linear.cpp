@@ -12,11 +12,10 @@ Matrix matrix(uintptr_t data, int type, int64_t num_rows, int64_t num_cols) {
   return {reinterpret_cast<const uint8_t*>(data), type, num_rows, num_cols};
 }
 
-void linear(uintptr_t x, uintptr_t weight, int type, uintptr_t bias, uintptr_t out,
-            int64_t num_tokens, int64_t num_rows, int64_t num_cols) {
-  llmserve::linear(reinterpret_cast<const float*>(x), matrix(weight, type, num_rows, num_cols),
-                   reinterpret_cast<const float*>(bias), reinterpret_cast<float*>(out), num_rows,
-                   num_tokens);
+void linear(uintptr_t x, uintptr_t parts, int64_t num_parts, uintptr_t out, int64_t num_tokens) {
+  llmserve::linear(reinterpret_cast<const float*>(x),
+                   reinterpret_cast<const llmserve::LinearPart*>(parts), num_parts,
+                   reinterpret_cast<float*>(out), num_tokens);
 }
 
 void embedding(uintptr_t token_ids, uintptr_t weight, int type, uintptr_t out, int64_t num_tokens,
@@ -34,8 +33,8 @@ void dequantize(uintptr_t weight, int type, uintptr_t out, int64_t num_rows, int
 
 void bind_linear(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::arg("type"), py::arg("bias"),
-        py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
+  m.def("linear", &linear, py::arg("x"), py::arg("parts"), py::arg("num_parts"), py::arg("out"),
+        py::arg("num_tokens"), NoGil());
   m.def("embedding", &embedding, py::arg("token_ids"), py::arg("weight"), py::arg("type"),
         py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
   m.def("dequantize", &dequantize, py::arg("weight"), py::arg("type"), py::arg("out"),

@@ -91,24 +91,42 @@ ActivationChunk* scratch(size_t count) {
 
 }  // namespace
 
-void linear(const float* x, const Matrix& weight, const float* bias, float* out,
-            int64_t out_stride, int64_t num_tokens) {
+void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* out,
+            int64_t num_tokens) {
   const LinearKernels& k = kernels();
-  const int64_t num_cols = weight.num_cols;
-  if (num_tokens == 0 || weight.num_rows == 0) return;
+  if (num_tokens == 0 || num_parts == 0) return;
+  const int64_t num_cols = parts[0].num_cols;
+  int64_t num_rows = 0, num_tiles = 0;
+  bool has_quantized = false;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    num_rows += parts[i].num_rows;
+    num_tiles += divide_up(parts[i].num_rows, k.tile_rows);
+    has_quantized |= block_size(static_cast<int>(parts[i].type)).num_cols > 1;
+  }
   ActivationChunk* chunks = nullptr;
-  if (block_size(weight.type).num_cols > 1) {
+  if (has_quantized) {
     chunks = scratch(static_cast<size_t>(divide_up(num_cols, kChunkCols) * num_tokens));
     parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
                  [&](int64_t begin, int64_t end) {
                    k.quantize(x, num_cols, num_tokens, begin, end, chunks);
                  });
   }
-  const LinearArgs args{x, chunks, weight, bias, out, out_stride, num_tokens};
-  const int64_t num_tiles = divide_up(weight.num_rows, k.tile_rows);
   const int64_t tile_cost = k.tile_rows * (num_cols + 1) * num_tokens;
   parallel_for(num_tiles, divide_up(kMinMultiplies, tile_cost), [&](int64_t begin, int64_t end) {
-    k.multiply(args, begin * k.tile_rows, std::min(end * k.tile_rows, weight.num_rows));
+    float* part_out = out;
+    for (int64_t i = 0; i < num_parts; ++i) {
+      const LinearPart& part = parts[i];
+      const Matrix weight{part.data, static_cast<int>(part.type), part.num_rows, num_cols};
+      const int64_t tiles = divide_up(part.num_rows, k.tile_rows);
+      const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, tiles);
+      if (first < last) {
+        k.multiply({x, chunks, weight, part.bias, part_out, num_rows, num_tokens},
+                   first * k.tile_rows, std::min(last * k.tile_rows, part.num_rows));
+      }
+      begin -= tiles;
+      end -= tiles;
+      part_out += part.num_rows;
+    }
   });
 }
 

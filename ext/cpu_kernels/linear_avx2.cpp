@@ -15,8 +15,14 @@ namespace {
 struct Isa : X86 {
   using Floats = F32x8;
   using Ints = I32x8;
+  using Shorts = U16x16;
   static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 8;
+
+  static LLMSERVE_INLINE void transpose_quads(const U8x32 rows[8], I32x8 quads[8]) {
+    for (int r = 0; r < 8; ++r) quads[r] = (I32x8)rows[r];
+    transpose(quads);
+  }
 
   static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
     return llmserve::with_fifth_bits(nibbles, bits);
@@ -31,13 +37,13 @@ struct Isa : X86 {
   }
 
   template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
-                                         const ActivationChunk* chunks, int g,
-                                         I32x8 (*sums)[kHalves]) {
+  static LLMSERVE_INLINE void add_group_dots(const int16_t (*quants)[kTileRows][2],
+                                             const ActivationChunk* chunks, int g,
+                                             I32x8 (*sums)[kHalves]) {
 #pragma GCC unroll 2
     for (int half = 0; half < kHalves; ++half) {
       __m256i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = _mm256_setzero_si256();
+      for (int t = 0; t < kTokens; ++t) dots[t] = (__m256i)sums[t][half];
 #pragma GCC unroll 16
       for (int i = 0; i < kPairs / kHalves; ++i) {
         const int pair = pair_of_half<kHalves>(half, i);

@@ -14,6 +14,7 @@ namespace {
 struct Isa {
   using Floats = F32x8;
   using Ints = I32x8;
+  using Shorts = U16x16;
   static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 4;
 
@@ -43,6 +44,11 @@ struct Isa {
 #endif
   }
 
+  static LLMSERVE_INLINE void transpose_quads(const U8x32 rows[8], I32x8 quads[8]) {
+    for (int r = 0; r < 8; ++r) quads[r] = (I32x8)rows[r];
+    transpose(quads);
+  }
+
   // The products of the lower and of the upper int16 of each lane, added.
   static LLMSERVE_INLINE I32x8 pair_dot(I32x8 a, I32x8 b) {
     return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
@@ -66,12 +72,12 @@ struct Isa {
   }
 
   template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
-                                         const ActivationChunk* chunks, int g,
-                                         I32x8 (*sums)[kHalves]) {
+  static LLMSERVE_INLINE void add_group_dots(const int16_t (*quants)[kTileRows][2],
+                                             const ActivationChunk* chunks, int g,
+                                             I32x8 (*sums)[kHalves]) {
     for (int t = 0; t < kTokens; ++t) {
       for (int half = 0; half < kHalves; ++half) {
-        I32x8 dots = {};
+        I32x8 dots = sums[t][half];
         for (int i = 0; i < kPairs / kHalves; ++i) {
           const int pair = pair_of_half<kHalves>(half, i);
           const auto x = load<int32_t>(chunks[t].quants[g] + 2 * pair);

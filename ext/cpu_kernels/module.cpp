@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 void bind_attention(pybind11::module_& m);
+void bind_decoder(pybind11::module_& m);
 void bind_elementwise(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
@@ -13,5 +14,6 @@ PYBIND11_MODULE(_cpu_kernels, m) {
   bind_attention(m);
   bind_elementwise(m);
   bind_linear(m);
+  bind_decoder(m);
   bind_sampling(m);
 }

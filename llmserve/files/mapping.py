@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import stat
@@ -34,6 +35,18 @@ def map_file(path: Path) -> mmap.mmap:
         raise StartupError(f"{path} cannot be mapped: {reason(error)}") from error
     finally:
         os.close(descriptor)
+
+
+def drop_pages(address: int, num_bytes: int) -> None:
+    """Lets go of the whole pages of a range of a mapped file, which are read anew when touched.
+
+    For mapped files only: other memory would lose its content.
+    """
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end and hasattr(mmap, "MADV_DONTNEED"):
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def reason(error: Exception) -> str:

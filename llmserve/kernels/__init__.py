@@ -10,6 +10,7 @@ import importlib.util
 import logging
 
 from llmserve import env
+from llmserve.kernels.layer_parameters import LayerParameters, NormParameters
 from llmserve.kernels.reference_sampling import (
     SAMPLED_ROW,
     SAMPLING_ROW,
@@ -17,7 +18,7 @@ from llmserve.kernels.reference_sampling import (
     STATUS_OK,
     RowLogprobs,
 )
-from llmserve.kernels.weight import GGMLType, Weight
+from llmserve.kernels.weight import GGMLType, StackedWeights, Weight
 
 _logger = logging.getLogger(__name__)
 
@@ -37,8 +38,9 @@ HAS_EXT: bool = _has_ext()
 
 if HAS_EXT:
     from llmserve.kernels.attention import copy_blocks, paged_attention, write_kv
+    from llmserve.kernels.decoder_layers import DecoderLayers
     from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
-    from llmserve.kernels.linear import dequantize, embedding, linear
+    from llmserve.kernels.linear import dequantize, embedding, linear, stacked_linear
     from llmserve.kernels.sampling import apply_token_masks, logprob_rows, sample_rows
     from llmserve.kernels.threads import get_num_threads, set_num_threads
 else:
@@ -48,6 +50,7 @@ else:
         get_num_threads,
         linear,
         set_num_threads,
+        stacked_linear,
     )
     from llmserve.kernels.reference_attention import (
         act_mul,
@@ -66,13 +69,17 @@ else:
     )
 
 __all__ = [
+    "DecoderLayers",
     "GGMLType",
     "HAS_EXT",
+    "LayerParameters",
+    "NormParameters",
     "RowLogprobs",
     "SAMPLED_ROW",
     "SAMPLING_ROW",
     "STATUS_INVALID",
     "STATUS_OK",
+    "StackedWeights",
     "Weight",
     "act_mul",
     "add_rms_norm",
@@ -89,5 +96,6 @@ __all__ = [
     "sample_rows",
     "set_num_threads",
     "softcap",
+    "stacked_linear",
     "write_kv",
 ]

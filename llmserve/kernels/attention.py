@@ -12,7 +12,7 @@ import torch
 from llmserve import _cpu_kernels
 from llmserve.kernels.checks import check, describe, output
 
-_CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def _check_heads(name: str, x: torch.Tensor) -> None:
@@ -23,10 +23,10 @@ def _check_heads(name: str, x: torch.Tensor) -> None:
         )
 
 
-def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
+def check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     """Returns the number of the cache's element type."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dtype not in _CACHE_TYPES or cache.dim() != 4 or not cache.is_cpu:
+        if cache.dtype not in CACHE_TYPES or cache.dim() != 4 or not cache.is_cpu:
             raise ValueError(
                 f"{name} must be float32, float16 or bfloat16 "
                 "[num_blocks, block_size, num_kv_heads, head_dim] in CPU memory, "
@@ -41,7 +41,7 @@ def _check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
         raise ValueError(
             f"k_cache and v_cache must be alike, not {describe(k_cache)} and {describe(v_cache)}"
         )
-    return _CACHE_TYPES[k_cache.dtype]
+    return CACHE_TYPES[k_cache.dtype]
 
 
 def write_kv(
@@ -63,7 +63,7 @@ def write_kv(
     """
     _check_heads("k", k)
     _check_heads("v", v)
-    cache_type = _check_cache(k_cache, v_cache)
+    cache_type = check_cache(k_cache, v_cache)
     num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens = k.shape[0]
     if k.shape != (num_tokens, num_kv_heads, head_dim) or v.shape != k.shape:
@@ -134,7 +134,7 @@ def paged_attention(
     each other and IndexError for a block outside the cache; `out` is then undefined.
     """
     _check_heads("q", q)
-    cache_type = _check_cache(k_cache, v_cache)
+    cache_type = check_cache(k_cache, v_cache)
     num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
     num_tokens, num_heads, _ = q.shape
     if q.shape[2] != head_dim or num_heads % num_kv_heads:

@@ -11,7 +11,7 @@ import torch
 from llmserve import _cpu_kernels
 from llmserve.kernels.checks import check, describe, output
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 
 def _row_strides(name: str, x: torch.Tensor) -> tuple[int, int]:
@@ -194,14 +194,14 @@ def act_mul(
         raise ValueError(
             f"gate_up must have the shape [num_tokens, 2 * size], not {tuple(gate_up.shape)}"
         )
-    if activation not in _ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}; known are {', '.join(_ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; known are {', '.join(ACTIVATIONS)}")
     num_tokens, width = gate_up.shape
     out = output(out, (num_tokens, width // 2))
     _cpu_kernels.act_mul(
         gate_up.data_ptr(),
         token_stride,
-        _ACTIVATIONS[activation],
+        ACTIVATIONS[activation],
         out.data_ptr(),
         num_tokens,
         width // 2,

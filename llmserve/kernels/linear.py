@@ -12,7 +12,7 @@ import torch
 
 from llmserve import _cpu_kernels
 from llmserve.kernels.checks import check, output
-from llmserve.kernels.weight import Weight
+from llmserve.kernels.weight import StackedWeights, Weight
 
 
 def _check_weight(weight: Weight) -> None:
@@ -32,24 +32,20 @@ def linear(
     tensor. Columns of quantised types come in groups of 32; num_cols of the others is free.
     Raises ValueError for a wrong dtype, shape, layout or device.
     """
+    return stacked_linear(x, StackedWeights([weight], [bias]), out)
+
+
+def stacked_linear(
+    x: torch.Tensor, weights: StackedWeights, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`linear` with all of the stacked matrices: x is quantised once."""
     if x.dim() != 2:
         raise ValueError(f"x must have the shape [num_tokens, num_cols], not {tuple(x.shape)}")
     num_tokens = x.shape[0]
-    check("x", x, torch.float32, (num_tokens, weight.num_cols))
-    _check_weight(weight)
-    if bias is not None:
-        check("bias", bias, torch.float32, (weight.num_rows,))
-    out = output(out, (num_tokens, weight.num_rows))
-    _cpu_kernels.linear(
-        x.data_ptr(),
-        weight.data.data_ptr(),
-        int(weight.type),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        num_tokens,
-        weight.num_rows,
-        weight.num_cols,
-    )
+    check("x", x, torch.float32, (num_tokens, weights.num_cols))
+    out = output(out, (num_tokens, weights.num_rows))
+    table = weights.table
+    _cpu_kernels.linear(x.data_ptr(), table.data_ptr(), len(table), out.data_ptr(), num_tokens)
     return out
 
 

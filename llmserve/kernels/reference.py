@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize as gguf_dequantize
 
-from llmserve.kernels.weight import GGMLType, Weight
+from llmserve.kernels.weight import GGMLType, StackedWeights, Weight
 
 
 def get_num_threads() -> int:
@@ -47,4 +47,12 @@ def linear(
 ) -> torch.Tensor:
     """x [num_tokens, num_cols] @ weight.T + bias, float32 [num_tokens, num_rows]."""
     result = torch.nn.functional.linear(x, dequantize(weight), bias)
+    return result if out is None else out.copy_(result)
+
+
+def stacked_linear(
+    x: torch.Tensor, weights: StackedWeights, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The products with each of the stacked matrices, side by side."""
+    result = torch.cat([linear(x, weight, bias) for weight, bias in weights.parts], dim=1)
     return result if out is None else out.copy_(result)

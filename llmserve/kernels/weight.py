@@ -5,11 +5,13 @@ A matrix stays in the form in which its file stores it; `data` may be a read-onl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from llmserve.core.ggml import GGMLType as GGMLType
+from llmserve.kernels.checks import check
 
 _TORCH_TYPES = {
     torch.float32: GGMLType.F32,
@@ -41,3 +43,34 @@ class Weight:
         num_rows, num_cols = tensor.shape
         raw = tensor.contiguous().view(torch.uint8).reshape(num_rows, -1)
         return cls(raw, _TORCH_TYPES[tensor.dtype], num_rows, num_cols)
+
+
+class StackedWeights:
+    """Matrices one below the other, with the same columns, and a bias for each or None.
+
+    biases: float32 [num_rows] of the matrix. Raises ValueError for what does not fit together.
+    """
+
+    def __init__(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]) -> None:
+        self.parts = tuple(zip(weights, biases, strict=True))
+        self.num_cols = weights[0].num_cols
+        self.num_rows = sum(weight.num_rows for weight in weights)
+        for weight, bias in self.parts:
+            check("weight.data", weight.data, torch.uint8, tuple(weight.data.shape))
+            if weight.num_cols != self.num_cols:
+                raise ValueError(f"{weight.num_cols} columns do not stack on {self.num_cols}")
+            if bias is not None:
+                check("bias", bias, torch.float32, (weight.num_rows,))
+        # As the compiled kernels read it: int64 [num_parts, 5].
+        self.table = torch.tensor(
+            [
+                [
+                    weight.data.data_ptr(),
+                    int(weight.type),
+                    weight.num_rows,
+                    weight.num_cols,
+                    0 if bias is None else bias.data_ptr(),
+                ]
+                for weight, bias in self.parts
+            ]
+        )

@@ -4,6 +4,7 @@ A layer holds weights and no state of a request. Activations are float32.
 """
 
 from llmserve.layers.attention import Attention, AttentionInputs, AttentionShape
+from llmserve.layers.decoder_layer import DecoderLayer, LayerCache, LayerStack
 from llmserve.layers.embedding import Embedding
 from llmserve.layers.linear import Linear
 from llmserve.layers.mlp import MLP
@@ -16,7 +17,10 @@ __all__ = [
     "Attention",
     "AttentionInputs",
     "AttentionShape",
+    "DecoderLayer",
     "Embedding",
+    "LayerCache",
+    "LayerStack",
     "Linear",
     "MLP",
     "RMSNorm",

@@ -54,13 +54,13 @@ class Attention:
         *,
         qk_norm_per_head: bool = True,
     ) -> None:
-        self._shape = shape
-        self._qkv = qkv
-        self._output = output
-        self._rotary = rotary
+        self.shape = shape
+        self.qkv = qkv
+        self.output = output
+        self.rotary = rotary
         self._scratch = scratch
-        self._qk_norms = qk_norms
-        self._qk_norm_per_head = qk_norm_per_head
+        self.qk_norms = qk_norms
+        self.qk_norm_per_head = qk_norm_per_head
 
     def __call__(
         self,
@@ -75,8 +75,8 @@ class Attention:
         are written to them first.
         """
         q, k, v = self._project(x)
-        if self._rotary is not None:
-            self._rotary.rotate(q, k, inputs.positions)
+        if self.rotary is not None:
+            self.rotary.rotate(q, k, inputs.positions)
         kernels.write_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
         attended = kernels.paged_attention(
             q,
@@ -85,26 +85,26 @@ class Attention:
             inputs.block_tables,
             inputs.seq_lens,
             inputs.cu_seqlens_q,
-            scale=self._shape.scale,
-            sliding_window=self._shape.sliding_window,
-            logit_softcap=self._shape.logit_softcap,
-            out=self._scratch.take(INTERMEDIATE, x.shape[0], self._output.num_cols),
+            scale=self.shape.scale,
+            sliding_window=self.shape.sliding_window,
+            logit_softcap=self.shape.logit_softcap,
+            out=self._scratch.take(INTERMEDIATE, x.shape[0], self.output.num_cols),
         )
-        return self._output(attended)
+        return self.output(attended)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q float32 [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
-        shape = self._shape
+        shape = self.shape
         num_q, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        q, k, v = self._qkv(x).split_with_sizes((num_q, num_kv, num_kv), 1)
-        if self._qk_norms is not None and not self._qk_norm_per_head:
-            q_norm, k_norm = self._qk_norms
+        q, k, v = self.qkv(x).split_with_sizes((num_q, num_kv, num_kv), 1)
+        if self.qk_norms is not None and not self.qk_norm_per_head:
+            q_norm, k_norm = self.qk_norms
             q, k = q_norm(q), k_norm(k)
         q = q.view(-1, shape.num_heads, shape.head_dim)
         k = k.view(-1, shape.num_kv_heads, shape.head_dim)
         v = v.view(-1, shape.num_kv_heads, shape.head_dim)
-        if self._qk_norms is not None and self._qk_norm_per_head:
-            q_norm, k_norm = self._qk_norms
+        if self.qk_norms is not None and self.qk_norm_per_head:
+            q_norm, k_norm = self.qk_norms
             q_norm(q, out=q)
             k_norm(k, out=k)
         return q, k, v

@@ -13,13 +13,13 @@ class MLP:
     """down(act(gate(x)) * up(x)); activation is "silu", "gelu_tanh" or "gelu"."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str, scratch: Scratch) -> None:
-        self._gate_up = gate_up
-        self._down = down
-        self._activation = activation
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
         self._scratch = scratch
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: float32 [num_tokens, hidden_size]; returns the same shape, in scratch memory."""
-        gate_up = self._gate_up(x)
-        activated = self._scratch.take(INTERMEDIATE, x.shape[0], self._down.num_cols)
-        return self._down(kernels.act_mul(gate_up, self._activation, activated))
+        gate_up = self.gate_up(x)
+        activated = self._scratch.take(INTERMEDIATE, x.shape[0], self.down.num_cols)
+        return self.down(kernels.act_mul(gate_up, self.activation, activated))

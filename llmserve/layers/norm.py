@@ -14,20 +14,18 @@ class RMSNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> None:
-        self._weight = weight
-        self._eps = eps
-        self._weight_offset = weight_offset
+        self.weight = weight
+        self.eps = eps
+        self.weight_offset = weight_offset
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: float32 [..., size], rows may be strided; returns `out` or a new tensor."""
-        return kernels.rms_norm(
-            x, self._weight, self._eps, weight_offset=self._weight_offset, out=out
-        )
+        return kernels.rms_norm(x, self.weight, self.eps, weight_offset=self.weight_offset, out=out)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; returns the norm of the sum, in x. Both [num_tokens, size]."""
         return kernels.add_rms_norm(
-            x, residual, self._weight, self._eps, weight_offset=self._weight_offset, out=x
+            x, residual, self.weight, self.eps, weight_offset=self.weight_offset, out=x
         )
 
 
@@ -39,19 +37,19 @@ class AddNorm:
     """
 
     def __init__(self, post: RMSNorm | None, pre: RMSNorm | None, scale: float = 1.0) -> None:
-        self._post = post
-        self._pre = pre
-        self._scale = scale
+        self.post = post
+        self.pre = pre
+        self.scale = scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """x, residual: float32 [num_tokens, hidden_size]; both change in place.
 
         Returns the input of the next block: x, or `residual` itself, so read it only.
         """
-        if self._post is not None:
-            x = self._post(x, out=x)
-        if self._scale != 1.0:
-            x.mul_(self._scale)
-        if self._pre is not None:
-            return self._pre.add(x, residual)
+        if self.post is not None:
+            x = self.post(x, out=x)
+        if self.scale != 1.0:
+            x.mul_(self.scale)
+        if self.pre is not None:
+            return self.pre.add(x, residual)
         return residual.add_(x)

@@ -134,9 +134,9 @@ class RotaryTable:
     def __init__(self, rope: RopeConfig, max_model_len: int) -> None:
         num_rows = -(-max_model_len // _CHUNK) * _CHUNK
         self._inv_freq, self._attention_factor = inverse_frequencies(rope, max_model_len)
-        self._is_interleaved = rope.is_interleaved
-        self._cos = torch.empty(num_rows, rope.rotary_dim // 2)
-        self._sin = torch.empty(num_rows, rope.rotary_dim // 2)
+        self.is_interleaved = rope.is_interleaved
+        self.cos = torch.empty(num_rows, rope.rotary_dim // 2)
+        self.sin = torch.empty(num_rows, rope.rotary_dim // 2)
         self._num_filled = 0
 
     def reserve(self, num_positions: int) -> None:
@@ -144,10 +144,10 @@ class RotaryTable:
         while self._num_filled < num_positions:
             begin, end = self._num_filled, self._num_filled + _CHUNK
             angles = torch.arange(begin, end, dtype=torch.float32)[:, None] * self._inv_freq
-            self._cos[begin:end] = angles.cos() * self._attention_factor
-            self._sin[begin:end] = angles.sin() * self._attention_factor
+            self.cos[begin:end] = angles.cos() * self._attention_factor
+            self.sin[begin:end] = angles.sin() * self._attention_factor
             self._num_filled = end
 
     def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
         """In place on float32 [num_tokens, heads, head_dim]; positions: int64 [num_tokens]."""
-        kernels.rotary(q, k, positions, self._cos, self._sin, is_interleaved=self._is_interleaved)
+        kernels.rotary(q, k, positions, self.cos, self.sin, is_interleaved=self.is_interleaved)

@@ -1,7 +1,8 @@
 """Decoders: configuration, weights, forward pass. Knows no requests."""
 
+from llmserve.layers import LayerCache
 from llmserve.models.config import DecoderConfig, LayerConfig
-from llmserve.models.decoder import Decoder, ForwardBatch, LayerCache
+from llmserve.models.decoder import Decoder, ForwardBatch
 from llmserve.models.loader import build_decoder, read_model
 from llmserve.models.weights import Weights
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from llmserve import kernels
-from llmserve.layers import MLP, AddNorm, Attention, AttentionInputs, Embedding, Linear, RotaryTable
+from llmserve.layers import (
+    AttentionInputs,
+    DecoderLayer,
+    Embedding,
+    LayerCache,
+    LayerStack,
+    Linear,
+    RotaryTable,
+    Scratch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +32,6 @@ class ForwardBatch:
     token_ids: torch.Tensor  # int64 [num_tokens]
     groups: tuple[AttentionInputs, ...]  # one per KV cache group
     max_seq_len: int
-
-
-class LayerCache(NamedTuple):
-    """Where a layer keeps K and V: [num_blocks, block_size, num_kv_heads, head_dim] each."""
-
-    group_id: int
-    k: torch.Tensor
-    v: torch.Tensor
-
-
-class DecoderLayer:
-    """Attention and feed-forward block, each followed by a step of the residual stream."""
-
-    def __init__(
-        self, attention: Attention, after_attention: AddNorm, mlp: MLP, after_mlp: AddNorm
-    ) -> None:
-        self._attention = attention
-        self._after_attention = after_attention
-        self._mlp = mlp
-        self._after_mlp = after_mlp
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        inputs: AttentionInputs,
-        cache: LayerCache,
-    ) -> torch.Tensor:
-        """x: this layer's normalised input; returns the next one's. `residual` grows in place."""
-        x = self._attention(x, inputs, cache.k, cache.v)
-        x = self._after_attention(x, residual)
-        return self._after_mlp(self._mlp(x), residual)
 
 
 class Decoder:
@@ -68,11 +44,12 @@ class Decoder:
         layers: Sequence[DecoderLayer],
         output: Linear,
         rotary_tables: Sequence[RotaryTable],
+        scratch: Scratch,
         *,
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
     ) -> None:
-        self.layers = list(layers)
+        self.layers = LayerStack(layers, scratch)
         self.vocab_size = output.num_rows
         self._embedding = embedding
         self._first_norm = first_norm
@@ -90,9 +67,7 @@ class Decoder:
             table.reserve(batch.max_seq_len)
         residual = self._embedding(batch.token_ids)
         x = residual if self._first_norm is None else self._first_norm(residual)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, residual, batch.groups[cache.group_id], cache)
-        return x
+        return self.layers(x, residual, batch.groups, caches)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of forward's result, contiguous [n, hidden_size].

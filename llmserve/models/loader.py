@@ -14,6 +14,7 @@ from llmserve.layers import (
     AddNorm,
     Attention,
     AttentionShape,
+    DecoderLayer,
     Embedding,
     Linear,
     RMSNorm,
@@ -22,7 +23,7 @@ from llmserve.layers import (
     Scratch,
 )
 from llmserve.models.config import DecoderConfig, LayerConfig, QKNorm
-from llmserve.models.decoder import Decoder, DecoderLayer
+from llmserve.models.decoder import Decoder
 from llmserve.models.gguf_config import read_gguf_config
 from llmserve.models.hf_config import read_hf_config
 from llmserve.models.weights import CheckpointWeights, DummyWeights, Weights
@@ -84,6 +85,7 @@ class _Builder:
             [self._layer(index, layer) for index, layer in enumerate(config.layers)],
             Linear([self._output_matrix(matrix)], None, self._scratch, "logits"),
             list(self._tables.values()),
+            self._scratch,
             logit_scale=config.logit_scale,
             logit_softcap=config.logit_softcap,
         )

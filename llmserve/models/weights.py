@@ -1,6 +1,7 @@
 """Weights by the decoder's parameter names, from a checkpoint or from a seed.
 
-Matrices stay in the type and in the mapped file that hold them; vectors become float32. A tensor
+Matrices stay in the type in which the file stores them, in the mapped file or, after
+`keep_in_memory`, in huge pages; vectors become float32. A tensor
 that is missing, has another shape or is not used is a StartupError that names it.
 """
 
@@ -17,8 +18,10 @@ import torch
 
 from llmserve.errors import StartupError
 from llmserve.files.gguf import GGUFFile, GGUFTensor
+from llmserve.files.mapping import drop_pages
 from llmserve.files.safetensors import SafetensorsFiles, TensorInfo
 from llmserve.kernels import GGMLType, Weight
+from llmserve.kernels.huge_pages import HugePages
 from llmserve.models.config import DecoderConfig
 from llmserve.models.names import NameMap, gguf_names, hf_names
 
@@ -42,6 +45,10 @@ class Weights(Protocol):
 
     @property
     def num_bytes(self) -> int: ...
+
+    def keep_in_memory(self) -> None:
+        """Matrices that are asked for from now on lie in huge pages, not in mapped files."""
+        ...
 
     def has(self, parameter: str, layer: int | None = None) -> bool: ...
 
@@ -78,6 +85,7 @@ class CheckpointWeights:
         self._names = names
         self._dtype = _DTYPES.get(dtype)
         self._used: set[str] = set()
+        self._memory: HugePages | None = None
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, config: DecoderConfig, dtype: str) -> CheckpointWeights:
@@ -106,6 +114,10 @@ class CheckpointWeights:
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self._tensors.values())
 
+    def keep_in_memory(self) -> None:
+        sizes = [HugePages.size_of(tensor.num_bytes) for tensor in self._tensors.values()]
+        self._memory = HugePages(sum(sizes))
+
     def has(self, parameter: str, layer: int | None = None) -> bool:
         return self._names.name(parameter, layer) + ".weight" in self._tensors
 
@@ -119,9 +131,17 @@ class CheckpointWeights:
         except ValueError as error:
             raise StartupError(f"tensor {name}: {error}") from error
         if kind.is_quantized or self._dtype in (None, _TORCH_TYPES[kind]):
-            return Weight(raw, kind, num_rows, num_cols)
+            return Weight(self._place(raw), kind, num_rows, num_cols)
         values = _floats(raw, kind).view(num_rows, num_cols)
         return Weight.from_tensor(values.to(self._dtype))
+
+    def _place(self, raw: torch.Tensor) -> torch.Tensor:
+        """`raw`, or a copy of it in huge pages, for which its pages of the file are let go."""
+        if self._memory is None:
+            return raw
+        copy = self._memory.take(raw.numel()).view(raw.shape).copy_(raw)
+        drop_pages(raw.data_ptr(), raw.numel())
+        return copy
 
     def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
         return self._vector(self._take(parameter, layer, ".weight", (size,)))
@@ -183,6 +203,9 @@ class DummyWeights:
         self.kv_dtype = dtype
         self._seed = seed
         self.num_bytes = 0
+
+    def keep_in_memory(self) -> None:
+        """They already are; test models do not need huge pages."""
 
     def has(self, parameter: str, layer: int | None = None) -> bool:
         return parameter not in ("qkv", "gate_up")

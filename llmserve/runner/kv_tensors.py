@@ -6,12 +6,14 @@ affair (see core/kv.py). Memory is taken from the system when a block is first w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from llmserve import kernels
 from llmserve.core import KVCacheSpec
+from llmserve.kernels.huge_pages import HugePages
 from llmserve.models import LayerCache
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -23,10 +25,13 @@ class KVTensors:
     def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         dtype = _DTYPES[spec.dtype]
-        self._tensors = [
-            (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
-            for _ in range(spec.layers_per_group)
-        ]
+        num_bytes = math.prod(shape) * dtype.itemsize
+        memory = HugePages(2 * spec.layers_per_group * HugePages.size_of(num_bytes))
+
+        def take() -> torch.Tensor:
+            return memory.take(num_bytes).view(dtype).view(shape)
+
+        self._tensors = [(take(), take()) for _ in range(spec.layers_per_group)]
         placed = {
             layer_id: LayerCache(group_id, *self._tensors[slot])
             for group_id, group in enumerate(spec.groups)

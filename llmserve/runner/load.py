@@ -13,11 +13,15 @@ from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
+from llmserve.kernels.huge_pages import has_huge_pages
 from llmserve.models import build_decoder, read_model
 from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
 from llmserve.runner.runner import ModelRunner
 
 _MAX_THREADS_PER_CPU = 4
+# Weights that would take more of the free memory stay in the mapped file, which the system can read
+# again when it needs the memory.
+_MAX_COPIED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         load_format=config.model.load_format,
         seed=config.model.seed or 0,
     )
+    available = available_memory()
     plan = plan_memory(
         model,
         weights.num_bytes,
@@ -51,8 +56,10 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         config.model.max_model_len,
         config.cache,
         config.scheduler,
-        available_memory(),
+        available,
     )
+    if weights.num_bytes <= _MAX_COPIED_SHARE * available and has_huge_pages():
+        weights.keep_in_memory()
     decoder = build_decoder(model, weights, plan.max_model_len)
     runner = ModelRunner(
         decoder,

@@ -228,7 +228,7 @@ def _budget(
         capacity += f", or {short} in short sequences"
     return MemoryBudget(
         (
-            BudgetRow("weights", weight_bytes, "mapped from the model's files"),
+            BudgetRow("weights", weight_bytes, "as the model's files store them"),
             BudgetRow(
                 "KV cache",
                 cache_bytes,

@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from llmserve.models.decoder import DecoderLayer
+from llmserve.kernels import HAS_EXT
+from llmserve.layers import DecoderLayer
 from tests.golden import reference
 from tests.golden.conftest import Checkpoint
 from tests.golden.forward import compute_logits, forward, load
@@ -35,7 +36,7 @@ FLOAT32_ATOL = 5e-5
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "olmo2", "granite", "smollm3"])
 def test_hidden_states_of_each_layer_equal_transformers(
-    name: str, checkpoint: Callable[[str], Checkpoint]
+    name: str, checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, folder = checkpoint(name)
     config, decoder, length = load(folder)
@@ -50,7 +51,8 @@ def test_hidden_states_of_each_layer_equal_transformers(
             states.append(residual.clone())
             return x
 
-    decoder.layers = [Recorder(layer) for layer in decoder.layers]  # type: ignore[misc]
+    decoder.layers.layers = [Recorder(layer) for layer in decoder.layers.layers]  # type: ignore[misc]
+    monkeypatch.setattr(decoder.layers, "_compiled", None)
     forward(config, decoder, length, PROMPT)
 
     with torch.inference_mode():
@@ -59,6 +61,24 @@ def test_hidden_states_of_each_layer_equal_transformers(
     assert len(states) == len(expected) - 1
     for ours, theirs in zip(states[:-1], expected[1:-1], strict=True):
         torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not HAS_EXT, reason="there are no compiled layers")
+@pytest.mark.parametrize("num_tokens", [1, 70])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_compiled_layers_give_the_bits_of_the_layers_in_python(
+    name: str,
+    num_tokens: int,
+    checkpoint: Callable[[str], Checkpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, folder = checkpoint(name)
+    config, decoder, length = load(folder)
+    compiled = forward(config, decoder, length, PROMPT[:num_tokens])
+
+    monkeypatch.setattr(decoder.layers, "_compiled", None)
+
+    assert torch.equal(forward(config, decoder, length, PROMPT[:num_tokens]), compiled)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -15,11 +15,13 @@ import torch
 from llmserve.kernels import (
     HAS_EXT,
     GGMLType,
+    StackedWeights,
     Weight,
     get_num_threads,
     linear,
     reference,
     set_num_threads,
+    stacked_linear,
 )
 from tests.kernels.weight_builders import (
     Doubles,
@@ -235,6 +237,26 @@ def test_bias_is_added_and_out_is_filled() -> None:
 
     assert result is out
     assert torch.equal(out, linear(x, weight) + bias)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 5, 70])
+def test_stacked_matrices_give_their_products_side_by_side(num_tokens: int) -> None:
+    types = [GGMLType.Q8_0, GGMLType.BF16, GGMLType.Q4_K, GGMLType.Q8_0]
+    weights = [random_weight(type, 5 + 17 * i, 256, seed=i) for i, type in enumerate(types)]
+    biases = [None, torch.full((22,), 3.0), None, torch.arange(56.0)]
+    x = activations(num_tokens, 256)
+
+    y = stacked_linear(x, StackedWeights(weights, biases))
+
+    parts = [linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    assert torch.equal(y, torch.cat(parts, dim=1))
+
+
+def test_matrices_of_other_columns_do_not_stack() -> None:
+    weights = [random_weight(GGMLType.Q8_0, 4, 64), random_weight(GGMLType.Q8_0, 4, 96)]
+
+    with pytest.raises(ValueError, match="96 columns do not stack on 64"):
+        StackedWeights(weights, [None, None])
 
 
 def test_no_tokens_give_no_rows() -> None:

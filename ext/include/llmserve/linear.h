@@ -13,11 +13,22 @@ struct Matrix {
   int64_t num_cols;  // a multiple of the type's block length
 };
 
-// out[t][r] = sum over c of x[t][c] * weight[r][c], + bias[r] if bias is not null.
-// x: [num_tokens, num_cols], row after row; out: num_tokens rows of num_rows, out_stride apart.
+// A matrix among several that are multiplied with the same activations. Callers fill it as five
+// numbers of 64 bits.
+struct LinearPart {
+  const uint8_t* data;
+  int64_t type;
+  int64_t num_rows;
+  int64_t num_cols;
+  const float* bias;  // num_rows values, or null
+};
+static_assert(sizeof(LinearPart) == 5 * sizeof(int64_t));
+
+// out[t][r] = sum over c of x[t][c] * weight[r][c] + bias[r], where weight is the parts one below
+// the other. x: [num_tokens, num_cols], out: [num_tokens, rows of all parts], both row after row.
 // Raises std::invalid_argument for a type that is not known, as the two below.
-void linear(const float* x, const Matrix& weight, const float* bias, float* out,
-            int64_t out_stride, int64_t num_tokens);
+void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* out,
+            int64_t num_tokens);
 
 // out[i] = row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
 void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids);

@@ -85,7 +85,13 @@ LLMSERVE_INLINE void multiply_chunk(const Tile<kTileRows>& tile, int num_groups,
   for (int t = 0; t < kTokens; ++t) total[t] = load<V>(out[t]);
   for (int g = 0; g < num_groups; ++g) {
     Isa::Ints sums[kTokens][kHalves];
-    Isa::template group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
+    // Of formats with subscales the offset is in the tile already.
+    constexpr int kOffset = Format::kHasSubscales ? 0 : Format::kOffset;
+    for (int t = 0; t < kTokens; ++t) {
+      const int32_t offset = kOffset * (chunks[t].sums[g][0] + chunks[t].sums[g][1]);
+      for (int half = 0; half < kHalves; ++half) sums[t][half] = splat<Isa::Ints>(-offset);
+    }
+    Isa::template add_group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       total[t] = add_group<Format>(tile.scales, g, chunks[t], sums[t], total[t]);
@@ -140,9 +146,7 @@ void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int
       for (int t = 0; t < num_tokens; ++t) store(total[t], V{});
       for (int64_t g = 0; g < num_groups; g += kGroupsInChunk) {
         const int groups = groups_left(num_groups, g);
-        for (int r = 0; r < kTileRows; r += kUnpackedRows) {
-          unpack_rows<Format, Isa>(rows + r, groups, tile, r);
-        }
+        unpack_tile<Format, Isa>(rows, groups, tile);
         for (int r = 0; r < kTileRows; ++r) {
           prefetch_range(rows[r] + kPrefetchRows * row_bytes, kChunkBytes<Format>);
           rows[r] += kChunkBytes<Format>;

@@ -29,8 +29,8 @@ struct TileScales {
 template <int kRows>
 struct Tile {
   TileScales<kRows> scales;
-  // sub * (quant - kOffset). The pairs of even columns of a group, then those of the odd ones, as
-  // in ActivationChunk.
+  // sub * (quant - kOffset) of formats with subscales, quant of the others. The pairs of even
+  // columns of a group, then those of the odd ones, as in ActivationChunk.
   alignas(64) int16_t quants[kGroupsInChunk][kPairs][kRows][2];
 };
 
@@ -74,29 +74,36 @@ LLMSERVE_INLINE void unpack_scales(const uint8_t* const rows[kUnpackedRows], int
 }
 
 template <class Format, class Isa>
-LLMSERVE_INLINE void unpack_rows(const uint8_t* const rows[kUnpackedRows], int num_groups,
-                                 Tile<Isa::kTileRows>& tile, int first) {
+LLMSERVE_INLINE void unpack_tile(const uint8_t* const rows[Isa::kTileRows], int num_groups,
+                                 Tile<Isa::kTileRows>& tile) {
+  using Ints = typename Isa::Ints;
+  using Shorts = typename Isa::Shorts;
   if constexpr (Format::kGroupsInBlock > 1) num_groups = kGroupsInChunk;
-  unpack_scales<Format, Isa>(rows, num_groups, tile.scales, first);
-  const I16x16 offset = splat<I16x16>(static_cast<int16_t>(Format::kOffset));
+  for (int r = 0; r < Isa::kTileRows; r += kUnpackedRows) {
+    unpack_scales<Format, Isa>(rows + r, num_groups, tile.scales, r);
+  }
+  constexpr auto kOffset = static_cast<uint16_t>(Format::kOffset);
 #pragma GCC unroll 8
   for (int g = 0; g < num_groups; ++g) {
-    I32x8 quads[8];
-#pragma GCC unroll 8
-    for (int r = 0; r < kUnpackedRows; ++r) quads[r] = (I32x8)Format::template quants<Isa>(rows[r], g);
-    transpose(quads);
+    U8x32 quants[Isa::kTileRows];
+#pragma GCC unroll 16
+    for (int r = 0; r < Isa::kTileRows; ++r) {
+      quants[r] = Format::template quants<Isa>(rows[r], g);
+    }
+    Ints quads[kGroup / 4];
+    Isa::transpose_quads(quants, quads);
 #pragma GCC unroll 8
     for (int q = 0; q < kGroup / 4; ++q) {
-      I16x16 even = (I16x16)(quads[q] & 0x00ff00ff) - offset;
-      I16x16 odd = (I16x16)((U16x16)quads[q] >> 8) - offset;
+      auto even = (Shorts)(quads[q] & 0x00ff00ff);
+      auto odd = (Shorts)quads[q] >> 8;
       if constexpr (Format::kHasSubscales) {
-        const auto sub = load<I32x8>(tile.scales.sub[g][q / 4] + first);
-        const I16x16 pairs = (I16x16)((sub & 0xffff) | sub << 16);
-        even *= pairs;
-        odd *= pairs;
+        const auto sub = load<Ints>(tile.scales.sub[g][q / 4]);
+        const auto pairs = (Shorts)((sub & 0xffff) | sub << 16);
+        even = (even - kOffset) * pairs;
+        odd = (odd - kOffset) * pairs;
       }
-      store(tile.quants[g][q] + first, even);
-      store(tile.quants[g][kPairs / 2 + q] + first, odd);
+      store(tile.quants[g][q], even);
+      store(tile.quants[g][kPairs / 2 + q], odd);
     }
   }
 }
