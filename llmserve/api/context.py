@@ -61,8 +61,8 @@ class ApiContext:
         return self.seeds.getrandbits(63)
 
     def resolve_model(self, name: str | None) -> str:
-        """The name that the answer carries. Raises ModelNotFoundError."""
-        if name is None:
+        """The name that the answer carries. "" means absent, as in vLLM. ModelNotFoundError."""
+        if not name:
             return self.model.names[0]
         if name not in self.model.names:
             raise ModelNotFoundError(

@@ -142,6 +142,16 @@ def id_list(value: object, field: str) -> list[int]:
     return value
 
 
+def text_list(value: object, field: str) -> list[str]:
+    """A list of strings that are not empty."""
+    if not isinstance(value, list):
+        refuse(field, value, "a list of strings that are not empty")
+    for position, item in enumerate(value):
+        if not isinstance(item, str) or not item:
+            refuse(f"{field}[{position}]", item, "a string that is not empty")
+    return value
+
+
 def check_vocabulary(ids: list[int], vocab_size: int, field: str) -> None:
     """Raises RequestError for an id outside the vocabulary. O(len(ids)), no Python loop."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
@@ -170,4 +180,6 @@ def _to_request_error(error: ValidationError) -> RequestError:
     if first["type"] == "missing":
         return RequestError(f"{field} is required", param=field)
     requirement = first["msg"].replace("Input should be", "it must be")
+    if first["type"] == "model_type":  # its own message names the class
+        requirement = "it must be an object"
     return RequestError(f"{field} is {shorten(first['input'])}; {requirement}", param=field)

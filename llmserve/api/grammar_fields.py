@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import orjson
 
-from llmserve.api.fields import checked, refuse
+from llmserve.api.fields import checked, refuse, text_list
 from llmserve.errors import RequestError
 from llmserve.grammar import GrammarKind, GrammarSpec
 
@@ -92,9 +92,8 @@ def _regex(value: object, field: str) -> GrammarSpec:
 
 
 def _choice(value: object, field: str) -> GrammarSpec:
-    items = value if isinstance(value, list) else []
-    if not items or not all(isinstance(item, str) and item for item in items):
-        refuse(field, value, "a list of strings that are not empty")
+    if not text_list(value, field):
+        refuse(field, value, "a list of at least one string that is not empty")
     return GrammarSpec(GrammarKind.CHOICE, _dump(value, field))
 
 

@@ -85,8 +85,10 @@ def check_tools(value: object, field: str) -> list[dict[str, Any]]:
     names: set[str] = set()
     for position, tool in enumerate(value):
         where = f"{field}[{position}]"
-        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        if not isinstance(tool, dict):
             refuse(where, tool, "an object with the type function")
+        if tool.get("type", "function") != "function":
+            refuse(f"{where}.type", tool["type"], "function")
         function = tool.get("function")
         if not isinstance(function, dict):
             refuse(f"{where}.function", function, "an object with a name")
@@ -108,14 +110,17 @@ def _check_function(function: dict[str, Any], where: str) -> str:
     if strict is not None and not isinstance(strict, bool):
         refuse(f"{where}.strict", strict, "true or false")
     parameters = function.get("parameters")
-    if parameters is not None and not is_object_schema(parameters):
-        refuse(f"{where}.parameters", parameters, "a JSON schema of the type object")
+    if parameters is not None:
+        check_object_schema(parameters, f"{where}.parameters")
     return name
 
 
-def is_object_schema(schema: object) -> bool:
-    """Whether it may be the parameters of a tool; a schema without a type counts."""
-    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        return False
+def check_object_schema(schema: object, where: str) -> None:
+    """Raises RequestError unless it may be a tool's parameters; a schema without a type may."""
+    if not isinstance(schema, dict):
+        refuse(where, schema, "a JSON schema of the type object")
     types = schema.get("type", "object")
-    return "object" in types if isinstance(types, list) else types == "object"
+    if "object" not in (types if isinstance(types, list) else [types]):
+        refuse(f"{where}.type", types, "object")
+    if not isinstance(schema.get("properties", {}), dict):
+        refuse(f"{where}.properties", schema["properties"], "an object")

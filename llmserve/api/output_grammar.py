@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import orjson
+
 from llmserve.api.call_repeats import UnrepeatingGrammar
 from llmserve.api.context import ApiContext
 from llmserve.api.output_plan import OutputPlan
@@ -27,6 +29,15 @@ def output_grammar(request: ChatRequest, plan: OutputPlan, context: ApiContext) 
     model, an answer in JSON is its alternative to them. A grammar that is not for text around
     calls begins behind the thinking.
     """
+    try:
+        return _compiled(request, plan, context)
+    except RequestError as error:
+        if plan.tools is None:
+            raise
+        raise _of_tool(error, request, plan, context) from None
+
+
+def _compiled(request: ChatRequest, plan: OutputPlan, context: ApiContext) -> Grammar | None:
     spec, param = grammar_spec(request), grammar_param(request)
     if plan.choice.is_forced:
         calls = GrammarSpec(GrammarKind.LARK, _calls(plan, context, is_required=True))
@@ -75,6 +86,23 @@ def thinking_budget(
         end_token_ids=tuple(ends),
         token_bytes=context.tokenizer.token_bytes,
     )
+
+
+def _of_tool(
+    error: RequestError, request: ChatRequest, plan: OutputPlan, context: ApiContext
+) -> RequestError:
+    """What is wrong with the first tool whose schema cannot be enforced alone, else the error."""
+    places = {tool["function"]["name"]: place for place, tool in enumerate(request.tools)}
+    is_each_held = grammar_param(request) is not None
+    for tool in plan.choice.tools:
+        if not tool.is_strict and not is_each_held:
+            continue
+        spec = GrammarSpec(GrammarKind.JSON_SCHEMA, orjson.dumps(tool.parameters).decode())
+        try:
+            compile_grammar(context, spec, param=f"tools[{places[tool.name]}].function.parameters")
+        except RequestError as own:
+            return own
+    return error
 
 
 def _calls(plan: OutputPlan, context: ApiContext, *, is_required: bool) -> str:

@@ -21,6 +21,7 @@ from llmserve.api.fields import (
     refuse,
     refuse_unsupported,
     shorten,
+    text_list,
 )
 from llmserve.api.grammar_fields import (
     GuidedChoice,
@@ -51,14 +52,13 @@ NO_EFFECT_FIELDS = frozenset(
 
 
 def _stop(value: object, field: str) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
+    if isinstance(value, str):
+        if not value:
+            refuse(field, value, "a string that is not empty")
+        return (value,)
+    if not isinstance(value, list) or len(value) > MAX_STOP_STRINGS:
         refuse(field, value, f"a string or a list of up to {MAX_STOP_STRINGS} strings")
-    if len(strings) > MAX_STOP_STRINGS:
-        refuse(field, value, f"a string or a list of up to {MAX_STOP_STRINGS} strings")
-    if "" in strings:
-        refuse(field, "", "free of empty strings")
-    return tuple(strings)
+    return tuple(text_list(value, field))
 
 
 def _logit_bias(value: object, field: str) -> tuple[tuple[int, float], ...]:
@@ -77,9 +77,7 @@ def _logit_bias(value: object, field: str) -> tuple[tuple[int, float], ...]:
 
 
 def _bad_words(value: object, field: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(w, str) and w for w in value):
-        refuse(field, value, "a list of strings that are not empty")
-    return tuple(value)
+    return tuple(text_list(value, field))
 
 
 def _object(value: object, field: str) -> dict[str, Any]:

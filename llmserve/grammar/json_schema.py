@@ -102,6 +102,12 @@ def _whitespace_pattern(pattern: str) -> str:
             f"the whitespace pattern {pattern[:60]!r} may match whitespace only; use \\s, \\n, "
             "\\t, \\r, spaces, classes of them, groups and repetitions"
         )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise GrammarError(
+            f"the whitespace pattern {pattern[:60]!r} is no regular expression: {error}"
+        ) from None
     # \s would match spaces that are not whitespace in JSON.
     return pattern.replace(r"\s", r"[ \t\n\r]")
 

@@ -311,7 +311,7 @@ async def test_choice_whose_tokens_are_all_banned_is_the_callers_fault(
         ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "not"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "not empty"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "not empty"),
-        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs.choice", "strings"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "outputs.choice[1]", "a string"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
         ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs.grammar", "uses x"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "one of them"),

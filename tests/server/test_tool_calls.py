@@ -132,5 +132,5 @@ async def test_required_tool_whose_schema_cannot_be_held_to_is_refused() -> None
 
         assert response.status == 400
         error = response.json["error"]
-        assert error["param"] == "tools"
+        assert error["param"] == "tools[0].function.parameters"
         assert "exclusiveMinimum" in error["message"]

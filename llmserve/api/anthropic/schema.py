@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from llmserve.api.anthropic.blocks import check_messages, check_system
-from llmserve.api.fields import checked, integer, real, refuse, refuse_unsupported
-from llmserve.api.messages import is_object_schema
+from llmserve.api.fields import checked, integer, real, refuse, refuse_unsupported, text_list
+from llmserve.api.messages import check_object_schema
 
 _TOOL_CHOICES = ("auto", "any", "tool", "none")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -77,11 +77,7 @@ def _tools(value: object, field: str) -> list[dict[str, Any]]:
             refuse_unsupported(where, f"tools of the type {kind!r} are not built in; use custom")
         if not isinstance(tool.get("name"), str) or not tool["name"]:
             refuse(f"{where}.name", tool.get("name"), "the name of a tool")
-        if not is_object_schema(tool.get("input_schema")):
-            refuse(
-                *(f"{where}.input_schema", tool.get("input_schema")),
-                "a JSON schema of the type object",
-            )
+        check_object_schema(tool.get("input_schema"), f"{where}.input_schema")
     return value
 
 
@@ -128,9 +124,7 @@ def _output_format(value: object, field: str) -> dict[str, Any]:
 
 
 def _stop_sequences(value: object, field: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        refuse(field, value, "a list of strings that are not empty")
-    return value
+    return text_list(value, field)
 
 
 def _must_be_empty(value: object, field: str) -> None:
