@@ -38,17 +38,16 @@ class OutputFormats:
             _load_tool_plugin(config.tool_parser_plugin)
         self.reasoning = _choose_reasoning(config.reasoning_parser, source)
         self.tools = _choose_tools(config.tool_call_parser, source)
-        self._templates = tuple(templates.values())
+        self._words = _words("\n".join(templates.values()))
 
     @property
     def forced_tools(self) -> type[ToolParser]:
         """The format of calls that a grammar enforces."""
         return self.tools or tool_parsers.PARSERS[_PLAIN_FORMAT]
 
-    def is_in_template(self, variable: str, template: str | None) -> bool:
-        """Whether the chat templates, or a request's own, read the variable."""
-        sources = self._templates if template is None else (template,)
-        return any(re.search(rf"\b{variable}\b", source) for source in sources)
+    def words_of(self, template: str | None) -> frozenset[str]:
+        """Words in the chat templates, or in a request's own; variables that they read are some."""
+        return self._words if template is None else _words(template)
 
     def special_ids_of(self, parser: type[ReasoningParser] | type[ToolParser]) -> frozenset[int]:
         """Special tokens that the parser needs to see in the text."""
@@ -73,6 +72,10 @@ class OutputFormats:
             for is_required in (False, True)
         ]
         return frozenset(int(i) for text in grammars for i in _TOKEN_IN_LARK.findall(text))
+
+
+def _words(source: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", source))
 
 
 def _choose_reasoning(name: str | None, source: str) -> type[ReasoningParser] | None:

@@ -105,22 +105,23 @@ def plan_output(request: ChatRequest, prompt: str, context: ApiContext) -> Outpu
 def fields_without_effect(request: ChatRequest, plan: OutputPlan, context: ApiContext) -> list[str]:
     """Fields that are given although the model, or the rest of the request, leaves them none."""
 
-    def is_in_template(variable: str) -> bool:
-        return context.formats.is_in_template(variable, request.chat_template)
-
+    words = context.formats.words_of(request.chat_template)
     has_effect = {
         "include_reasoning": context.formats.reasoning is not None,
-        "reasoning_effort": is_in_template("reasoning_effort"),
-        "documents": not request.documents or is_in_template("documents"),
+        "reasoning_effort": "reasoning_effort" in words,
+        "documents": not request.documents or "documents" in words,
         # Where calls are looked for, a caller may have told of the tools in other ways.
-        "tools": not request.tools or plan.tools is not None or is_in_template("tools"),
+        "tools": not request.tools or plan.tools is not None or "tools" in words,
         "parallel_tool_calls": bool(request.tools),
         # Nothing cuts a forced call but its grammar and max_tokens.
         "stop": not plan.choice.is_forced,
         "stop_token_ids": not plan.choice.is_forced,
     }
     given = request.model_fields_set
-    return [name for name, has in has_effect.items() if name in given and not has]
+    names = [name for name, has in has_effect.items() if name in given and not has]
+    variables = request.chat_template_kwargs.items()
+    unread = [name for name, value in variables if value is not None and name not in words]
+    return names + [f"chat_template_kwargs.{name}" for name in unread]
 
 
 def _last_text(request: ChatRequest) -> str:

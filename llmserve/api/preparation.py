@@ -27,6 +27,7 @@ _R = TypeVar("_R", bound=GenerationFields)
 _MAX_LOGPROBS = 1 << 20
 _FEW_LOGPROBS = 1000
 
+_MAX_HEADER_CHARS = 4000  # clients refuse headers of 8 KiB
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # names that are safe in a header
 
 
@@ -89,8 +90,10 @@ def refuse_ignored(names: list[str], context: ApiContext) -> None:
 
 def ignored_header(names: list[str]) -> dict[str, str]:
     """The header of the answer that names the fields without effect."""
-    listed = [name for name in names if _HEADER_NAME.fullmatch(name)]
-    return {"X-Ignored-Params": ", ".join(listed)} if listed else {}
+    listed = ", ".join(name for name in names if _HEADER_NAME.fullmatch(name))
+    if len(listed) > _MAX_HEADER_CHARS:
+        listed = listed[: listed.rindex(",", 0, _MAX_HEADER_CHARS)] + ", ..."
+    return {"X-Ignored-Params": listed} if listed else {}
 
 
 def make_generations(

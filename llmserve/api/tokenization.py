@@ -21,7 +21,12 @@ from llmserve.api.fields import check_vocabulary, validate
 from llmserve.api.json_response import json_response
 from llmserve.api.preparation import ignored_header, refuse_ignored
 from llmserve.api.prompts import render, run_preparation
-from llmserve.api.schemas import DetokenizeRequest, TokenizeRequest, ignored_fields
+from llmserve.api.schemas import (
+    DetokenizeRequest,
+    TemplateFields,
+    TokenizeRequest,
+    ignored_fields,
+)
 from llmserve.errors import RequestError
 from llmserve.tokenizer import Tokenizer, encode_chat
 
@@ -110,11 +115,13 @@ def _tokenize(body: bytes, context: ApiContext, has_left: threading.Event) -> _T
     fields = parse_object(body)
     request = validate(TokenizeRequest, fields)
     context.resolve_model(request.model)
-    ignored = ignored_fields(TokenizeRequest, fields)
-    refuse_ignored(ignored, context)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
-    tokens = _Tokens(strings=[] if request.return_token_strs else None, ignored=ignored)
+    ignored = set(ignored_fields(TokenizeRequest, fields))
+    if request.messages is None:
+        ignored |= TemplateFields.model_fields.keys() & {k for k in fields if fields[k] is not None}
+    refuse_ignored(sorted(ignored), context)
+    tokens = _Tokens(strings=[] if request.return_token_strs else None, ignored=sorted(ignored))
     for ids in _encode(request, context):
         if has_left.is_set():
             raise RequestError("the client has gone", status=499)

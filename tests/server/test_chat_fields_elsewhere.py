@@ -1,4 +1,4 @@
-"""Fields of chat in the other APIs: taken where they mean the same, else refused by name."""
+"""Fields of chat in the other APIs, taken or refused by name; fields that are listed as void."""
 
 from __future__ import annotations
 
@@ -96,6 +96,32 @@ async def test_counted_prompt_is_the_one_that_runs() -> None:
         counted = await respond(served, f"a{END}", "/input_tokens", **KWARGS)
 
     assert counted.json["input_tokens"] == run.json["usage"]["input_tokens"]
+
+
+async def test_variables_that_no_template_reads_are_listed(served: Served) -> None:
+    variables = {"suffix": "", "my_switch": True, "([a-z]+)+$": 1, "prefix": None}
+    chat = await served.chat(f"a{END}", chat_template_kwargs=variables)
+    message = await write(served, f"a{END}", thinking={"type": "adaptive"})
+
+    assert chat.headers["X-Ignored-Params"] == "chat_template_kwargs.my_switch"
+    assert "X-Ignored-Params" not in message.headers
+
+
+async def test_list_of_fields_without_effect_has_room_in_a_header(served: Served) -> None:
+    variables = {f"variable_{i}": i for i in range(1000)}
+    answer = await served.chat(f"a{END}", chat_template_kwargs=variables)
+
+    names = answer.headers["X-Ignored-Params"].split(", ")
+    assert len(answer.headers["X-Ignored-Params"]) < 4100
+    assert names[0] == "chat_template_kwargs.variable_0"
+    assert names[-1] == "..."
+
+
+async def test_fields_of_templates_are_listed_beside_a_text_to_tokenize(served: Served) -> None:
+    fields = {"add_generation_prompt": True, "tools": [], "documents": None}
+    answer = await served.post("/tokenize", {"prompt": "a", **fields})
+
+    assert answer.headers["X-Ignored-Params"] == "add_generation_prompt, tools"
 
 
 async def test_counts_list_fields_without_effect() -> None:

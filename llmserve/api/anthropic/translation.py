@@ -58,7 +58,7 @@ def prepare_message(body: bytes, context: ApiContext, request_id: str) -> Prepar
         and (name in NO_EFFECT_FIELDS or name not in MessagesRequest.model_fields)
     ]
     fields = passed_fields(sent)
-    fields |= _prompt_fields(request, fields)
+    fields |= _prompt_fields(request, fields, context)
     fields["max_tokens"] = request.max_tokens
     for name in ("temperature", "top_p", "top_k"):
         if getattr(request, name) is not None:
@@ -84,11 +84,13 @@ def count_message_tokens(body: bytes, context: ApiContext) -> tuple[int, dict[st
     request = validate(CountTokensRequest, sent)
     headers = note_beside_prompt(sent, CountTokensRequest, context)
     fields = passed_fields(sent)
-    fields |= _prompt_fields(request, fields)
+    fields |= _prompt_fields(request, fields, context)
     return count_prompt_tokens(fields, context, _NAMES), headers
 
 
-def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[str, Any]:
+def _prompt_fields(
+    request: CountTokensRequest, passed: dict[str, Any], context: ApiContext
+) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "model": request.model,
         "messages": to_chat(request.system, request.messages),
@@ -108,7 +110,10 @@ def _prompt_fields(request: CountTokensRequest, passed: dict[str, Any]) -> dict[
         is_on = request.thinking["type"] != "disabled"
         variables = passed.get("chat_template_kwargs", {})
         if isinstance(variables, dict):  # else the check of chat's fields refuses it
-            variables = {"enable_thinking": is_on, "thinking": is_on} | variables
+            template = passed.get("chat_template")
+            words = context.formats.words_of(template if isinstance(template, str) else None)
+            own = {"enable_thinking", "thinking"} & words
+            variables = dict.fromkeys(own, is_on) | variables
         fields["chat_template_kwargs"] = variables
     return fields
 
