@@ -37,13 +37,13 @@ struct Isa : X86 {
   }
 
   template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void add_group_dots(const int16_t (*quants)[kTileRows][2],
-                                             const ActivationChunk* chunks, int g,
-                                             I32x8 (*sums)[kHalves]) {
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x8 (*sums)[kHalves]) {
 #pragma GCC unroll 2
     for (int half = 0; half < kHalves; ++half) {
       __m256i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = (__m256i)sums[t][half];
+      for (int t = 0; t < kTokens; ++t) dots[t] = _mm256_setzero_si256();
 #pragma GCC unroll 16
       for (int i = 0; i < kPairs / kHalves; ++i) {
         const int pair = pair_of_half<kHalves>(half, i);

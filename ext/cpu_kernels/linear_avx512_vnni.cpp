@@ -70,13 +70,13 @@ struct Isa : X86 {
   }
 
   template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void add_group_dots(const int16_t (*quants)[kTileRows][2],
-                                             const ActivationChunk* chunks, int g,
-                                             I32x16 (*sums)[kHalves]) {
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x16 (*sums)[kHalves]) {
 #pragma GCC unroll 2
     for (int half = 0; half < kHalves; ++half) {
       __m512i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = (__m512i)sums[t][half];
+      for (int t = 0; t < kTokens; ++t) dots[t] = _mm512_setzero_si512();
 #pragma GCC unroll 16
       for (int i = 0; i < kPairs / kHalves; ++i) {
         const int pair = pair_of_half<kHalves>(half, i);

@@ -72,12 +72,12 @@ struct Isa {
   }
 
   template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void add_group_dots(const int16_t (*quants)[kTileRows][2],
-                                             const ActivationChunk* chunks, int g,
-                                             I32x8 (*sums)[kHalves]) {
+  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
+                                         const ActivationChunk* chunks, int g,
+                                         I32x8 (*sums)[kHalves]) {
     for (int t = 0; t < kTokens; ++t) {
       for (int half = 0; half < kHalves; ++half) {
-        I32x8 dots = sums[t][half];
+        I32x8 dots = {};
         for (int i = 0; i < kPairs / kHalves; ++i) {
           const int pair = pair_of_half<kHalves>(half, i);
           const auto x = load<int32_t>(chunks[t].quants[g] + 2 * pair);

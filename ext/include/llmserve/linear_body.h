@@ -3,8 +3,8 @@
 // Isa gives: kTileRows, rows computed together, one for each lane of Isa::Floats and Isa::Ints and
 // two lanes of Isa::Shorts; kMaxTokens, tokens computed together; from_half, widen_bytes,
 // widen_halves (conversions); with_fifth_bits (ggml_formats.h); fma(a, b, c); transpose_quads(rows,
-// quads), which makes vectors of four columns of all rows; add_group_dots<kHalves, kTokens>(quants,
-// chunks, g, sums), which adds the exact sums over a group of a tile, or over its halves;
+// quads), which makes vectors of four columns of all rows; group_dots<kHalves, kTokens>(quants,
+// chunks, g, sums), the exact sums over a group of a tile, or over its halves;
 // row_dot(quants, activations), whose lanes add up to a group's sum for one row, the lower lanes for
 // the first half; sum_halves, which adds those of eight rows.
 //

@@ -85,13 +85,7 @@ LLMSERVE_INLINE void multiply_chunk(const Tile<kTileRows>& tile, int num_groups,
   for (int t = 0; t < kTokens; ++t) total[t] = load<V>(out[t]);
   for (int g = 0; g < num_groups; ++g) {
     Isa::Ints sums[kTokens][kHalves];
-    // Of formats with subscales the offset is in the tile already.
-    constexpr int kOffset = Format::kHasSubscales ? 0 : Format::kOffset;
-    for (int t = 0; t < kTokens; ++t) {
-      const int32_t offset = kOffset * (chunks[t].sums[g][0] + chunks[t].sums[g][1]);
-      for (int half = 0; half < kHalves; ++half) sums[t][half] = splat<Isa::Ints>(-offset);
-    }
-    Isa::template add_group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
+    Isa::template group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
 #pragma GCC unroll 8
     for (int t = 0; t < kTokens; ++t) {
       total[t] = add_group<Format>(tile.scales, g, chunks[t], sums[t], total[t]);

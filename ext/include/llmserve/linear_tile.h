@@ -29,8 +29,8 @@ struct TileScales {
 template <int kRows>
 struct Tile {
   TileScales<kRows> scales;
-  // sub * (quant - kOffset) of formats with subscales, quant of the others. The pairs of even
-  // columns of a group, then those of the odd ones, as in ActivationChunk.
+  // sub * (quant - kOffset). The pairs of even columns of a group, then those of the odd ones, as
+  // in ActivationChunk.
   alignas(64) int16_t quants[kGroupsInChunk][kPairs][kRows][2];
 };
 
@@ -94,13 +94,13 @@ LLMSERVE_INLINE void unpack_tile(const uint8_t* const rows[Isa::kTileRows], int 
     Isa::transpose_quads(quants, quads);
 #pragma GCC unroll 8
     for (int q = 0; q < kGroup / 4; ++q) {
-      auto even = (Shorts)(quads[q] & 0x00ff00ff);
-      auto odd = (Shorts)quads[q] >> 8;
+      Shorts even = (Shorts)(quads[q] & 0x00ff00ff) - kOffset;
+      Shorts odd = ((Shorts)quads[q] >> 8) - kOffset;
       if constexpr (Format::kHasSubscales) {
         const auto sub = load<Ints>(tile.scales.sub[g][q / 4]);
         const auto pairs = (Shorts)((sub & 0xffff) | sub << 16);
-        even = (even - kOffset) * pairs;
-        odd = (odd - kOffset) * pairs;
+        even *= pairs;
+        odd *= pairs;
       }
       store(tile.quants[g][q], even);
       store(tile.quants[g][kPairs / 2 + q], odd);
