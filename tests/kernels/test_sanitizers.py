@@ -43,9 +43,9 @@ _cpu_kernels.dequantize(weight.data_ptr(), 8, out.data_ptr(), 6, 32)
 
 WRITE_PAST_THE_END = """
 import torch
-weight, x, out = torch.zeros(999, 34, dtype=torch.uint8), torch.zeros(3, 32), torch.empty(3, 998)
+weight, out = torch.zeros(999, 34, dtype=torch.uint8), torch.empty(998, 32)
 _cpu_kernels.set_num_threads(2)
-_cpu_kernels.linear(x.data_ptr(), weight.data_ptr(), 8, 0, out.data_ptr(), 3, 999, 32)
+_cpu_kernels.dequantize(weight.data_ptr(), 8, out.data_ptr(), 999, 32)
 """
 
 READ_UNALIGNED_IDS = """
