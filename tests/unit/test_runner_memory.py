@@ -162,8 +162,12 @@ def test_available_memory_is_a_plausible_number() -> None:
 
 
 def test_logits_are_held_for_some_rows_only_however_many_sequences_run() -> None:
-    few = make_plan(scheduler=SchedulerConfig(max_num_seqs=16)).budget.rows[2]
-    many = make_plan(scheduler=SchedulerConfig(max_num_seqs=256)).budget.rows[2]
+    few = make_plan(
+        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=512)
+    ).budget.rows[2]
+    many = make_plan(
+        scheduler=SchedulerConfig(max_num_seqs=256, max_num_batched_tokens=512)
+    ).budget.rows[2]
 
     assert few.name == "activations"
     assert few.num_bytes == many.num_bytes
