@@ -16,7 +16,13 @@ def embedding(
 ) -> None: ...
 def dequantize(weight: int, type: int, out: int, num_rows: int, num_cols: int) -> None: ...
 def sample_rows(
-    logits: int, row_stride: int, num_rows: int, vocab_size: int, params: int, out: int
+    logits: int,
+    row_stride: int,
+    num_rows: int,
+    vocab_size: int,
+    params: int,
+    masks: int,
+    out: int,
 ) -> None: ...
 def logprob_rows(
     logits: int,
@@ -30,9 +36,6 @@ def logprob_rows(
     ranks: int,
     top_ids: int,
     top_logprobs: int,
-) -> None: ...
-def apply_token_masks(
-    logits: int, row_stride: int, vocab_size: int, row_ids: int, masks: int, num_masks: int
 ) -> None: ...
 def philox4x32(counter: list[int], key: list[int]) -> list[int]: ...
 def paged_attention(

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include "llmserve/sampling.h"
-#include "llmserve/token_mask.h"
 
 namespace py = pybind11;
 
@@ -20,12 +19,15 @@ void bind_sampling(py::module_& m) {
   m.def(
       "sample_rows",
       [](uintptr_t logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
-         uintptr_t params, uintptr_t out) {
-        llmserve::sample_rows(pointer<const float>(logits), row_stride, num_rows, vocab_size,
-                    pointer<const llmserve::SamplingRow>(params), pointer<llmserve::SampledRow>(out));
+         uintptr_t params, uintptr_t masks, uintptr_t out) {
+        llmserve::sample_rows(pointer<float>(logits), row_stride, num_rows, vocab_size,
+                              pointer<const llmserve::SamplingRow>(params),
+                              pointer<const llmserve::TokenMask>(masks),
+                              pointer<llmserve::SampledRow>(out));
       },
       py::arg("logits"), py::arg("row_stride"), py::arg("num_rows"), py::arg("vocab_size"),
-      py::arg("params"), py::arg("out"), py::call_guard<py::gil_scoped_release>());
+      py::arg("params"), py::arg("masks"), py::arg("out"),
+      py::call_guard<py::gil_scoped_release>());
   m.def(
       "logprob_rows",
       [](uintptr_t logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
@@ -40,15 +42,5 @@ void bind_sampling(py::module_& m) {
       py::arg("row_ids"), py::arg("token_ids"), py::arg("top_k"), py::arg("logprobs"),
       py::arg("ranks"), py::arg("top_ids"), py::arg("top_logprobs"),
       py::call_guard<py::gil_scoped_release>());
-  m.def(
-      "apply_token_masks",
-      [](uintptr_t logits, int64_t row_stride, int64_t vocab_size, uintptr_t row_ids,
-         uintptr_t masks, int64_t num_masks) {
-        llmserve::apply_token_masks(pointer<float>(logits), row_stride, vocab_size,
-                                    pointer<const int64_t>(row_ids),
-                                    pointer<const llmserve::TokenMask>(masks), num_masks);
-      },
-      py::arg("logits"), py::arg("row_stride"), py::arg("vocab_size"), py::arg("row_ids"),
-      py::arg("masks"), py::arg("num_masks"), py::call_guard<py::gil_scoped_release>());
   m.def("philox4x32", &llmserve::philox4x32, py::arg("counter"), py::arg("key"));
 }

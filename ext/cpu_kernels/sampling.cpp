@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -53,6 +54,27 @@ float round_up(double value) {
   return rounded < value ? std::nextafter(rounded, kInfinity) : rounded;
 }
 
+// Bits of the mask for the kChunk tokens of chunk c.
+uint64_t mask_word(const TokenMask& mask, int64_t c) {
+  static_assert(kChunk == 64);
+  uint64_t word = 0;
+  const int64_t num_bytes = std::clamp<int64_t>(mask.num_bytes - 8 * c, 0, 8);
+  std::memcpy(&word, mask.bits + 8 * c, static_cast<size_t>(num_bytes));
+  return word;
+}
+
+using Words4 = uint32_t __attribute__((vector_size(16)));
+
+// By vectors, because which tokens of a mixed run are allowed no processor can predict.
+void mask_four(float* logits, uint32_t bits) {
+  const Words4 is_set = (Words4{bits, bits, bits, bits} & Words4{1, 2, 4, 8}) != 0;
+  constexpr uint32_t kBits = 0xff800000;  // of -inf
+  Words4 words;
+  std::memcpy(&words, logits, sizeof(words));
+  words = (words & is_set) | (Words4{kBits, kBits, kBits, kBits} & ~is_set);
+  std::memcpy(logits, &words, sizeof(words));
+}
+
 // One row at a time, with memory that serves all rows of a thread.
 class Row {
  public:
@@ -74,9 +96,35 @@ class Row {
       std::copy(logits + num_full * kChunk, logits + vocab_size_, last_chunk_);
       has_nan |= passes_.chunk_maxima(last_chunk_, 1, &maxima_[num_full]);
     }
-    max_ = *std::max_element(maxima_.begin(), maxima_.end());
-    if (has_nan || max_ == kInfinity) return RowStatus::kInvalid;
-    return max_ == -kInfinity ? RowStatus::kEmpty : RowStatus::kOk;
+    return finish_loading(has_nan);
+  }
+
+  // The same with a mask. Grammars allow few tokens or nearly all: chunks of which no token is
+  // allowed are not even read, here and later, for their maximum is -inf.
+  RowStatus load(float* logits, const TokenMask& mask) {
+    logits_ = logits;
+    const int64_t num_full = vocab_size_ / kChunk;
+    bool has_nan = false;
+    for (int64_t c = 0; c < num_full; ++c) {
+      const uint64_t word = mask_word(mask, c);
+      maxima_[c] = -kInfinity;
+      if (word == 0) continue;
+      float* chunk = logits + c * kChunk;
+      for (int64_t i = 0; ~word != 0 && i < kChunk; i += 4) {
+        mask_four(chunk + i, static_cast<uint32_t>(word >> i));
+      }
+      has_nan |= passes_.chunk_maxima(chunk, 1, &maxima_[c]);
+    }
+    if (num_full < num_chunks_) {
+      const uint64_t word = mask_word(mask, num_full);
+      std::fill_n(last_chunk_, kChunk, -kInfinity);
+      for (int64_t i = num_full * kChunk; i < vocab_size_; ++i) {
+        if (!(word >> (i % kChunk) & 1)) logits[i] = -kInfinity;
+        last_chunk_[i % kChunk] = logits[i];
+      }
+      has_nan |= passes_.chunk_maxima(last_chunk_, 1, &maxima_[num_full]);
+    }
+    return finish_loading(has_nan);
   }
 
   int32_t argmax() const {
@@ -133,6 +181,17 @@ class Row {
   }
 
  private:
+  RowStatus finish_loading(bool has_nan) {
+    max_ = *std::max_element(maxima_.begin(), maxima_.end());
+    if (has_nan || max_ == kInfinity) return RowStatus::kInvalid;
+    return max_ == -kInfinity ? RowStatus::kEmpty : RowStatus::kOk;
+  }
+
+  // Whether no token of a chunk has a logit of at least `threshold`, or any weight.
+  bool is_below(int64_t c, float threshold) const {
+    return maxima_[c] < threshold || maxima_[c] == -kInfinity;
+  }
+
   // kChunk logits; past the vocabulary they are -inf.
   const float* chunk(int64_t c) const {
     return (c + 1) * kChunk <= vocab_size_ ? logits_ + c * kChunk : last_chunk_;
@@ -161,7 +220,7 @@ class Row {
     float weights[kChunk];
     double total = 0;
     for (int64_t c = 0; c < num_chunks_; ++c) {
-      sums_[c] = maxima_[c] < kept.threshold ? 0 : chunk_weights(c, kept, weights);
+      sums_[c] = is_below(c, kept.threshold) ? 0 : chunk_weights(c, kept, weights);
       total += sums_[c];
     }
     return total;
@@ -195,7 +254,7 @@ class Row {
   void gather(float threshold) {
     candidates_.clear();
     for (int64_t c = 0; c < num_chunks_; ++c) {
-      if (maxima_[c] < threshold) continue;
+      if (is_below(c, threshold)) continue;
       for (int64_t i = c * kChunk; i < chunk_end(c); ++i) {
         if (logits_[i] >= threshold) {
           candidates_.push_back({logits_[i], 0, static_cast<int32_t>(i)});
@@ -218,6 +277,8 @@ class Row {
 
   float kth_largest(int64_t k) {
     gather_at_least_k(k);
+    // What is missing lies in chunks of -inf.
+    if (static_cast<int64_t>(candidates_.size()) < k) return -kInfinity;
     std::nth_element(candidates_.begin(), candidates_.begin() + (k - 1), candidates_.end(),
                      is_better);
     return candidates_[k - 1].logit;
@@ -236,7 +297,7 @@ class Row {
     clear_bins();
     float weights[kChunk];
     for (int64_t c = 0; c < num_chunks_; ++c) {
-      if (maxima_[c] < bottom) continue;
+      if (is_below(c, bottom)) continue;
       chunk_weights(c, {bottom, kNoTieCut}, weights);
       add_to_bins(chunk(c), weights, bottom);
     }
@@ -307,7 +368,7 @@ class Row {
     int32_t bins[kChunk];
     candidates_.clear();
     for (int64_t c = 0; c < num_chunks_; ++c) {
-      if (maxima_[c] < bottom) continue;
+      if (is_below(c, bottom)) continue;
       find_bins(chunk(c), bottom, bins);
       int32_t num_found = 0;
       for (int64_t i = 0; i < kChunk; ++i) num_found += bins[i] == bin;
@@ -357,19 +418,21 @@ double uniform_at(uint64_t seed, uint64_t counter) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-void sample_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
-                 const SamplingRow* params, SampledRow* out) {
+void sample_rows(float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                 const SamplingRow* params, const TokenMask* masks, SampledRow* out) {
   parallel_for(num_rows, 1, [&](int64_t begin, int64_t end) {
     Row row(vocab_size);
     for (int64_t r = begin; r < end; ++r) {
-      const RowStatus status = row.load(logits + r * row_stride);
+      float* x = logits + r * row_stride;
+      const bool is_masked = masks != nullptr && masks[r].bits != nullptr;
+      const RowStatus status = is_masked ? row.load(x, masks[r]) : row.load(x);
       if (status != RowStatus::kOk) {
         out[r] = {0, 0, 0, status};
       } else if (params[r].temperature > 0) {
         out[r] = row.sample(params[r]);
       } else {
         const int32_t token_id = row.argmax();
-        out[r] = {logits[r * row_stride + token_id], token_id, token_id, status};
+        out[r] = {x[token_id], token_id, token_id, status};
       }
     }
   });

@@ -41,7 +41,7 @@ if HAS_EXT:
     from llmserve.kernels.decoder_layers import DecoderLayers
     from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
     from llmserve.kernels.linear import dequantize, embedding, linear, stacked_linear
-    from llmserve.kernels.sampling import apply_token_masks, logprob_rows, sample_rows
+    from llmserve.kernels.sampling import logprob_rows, sample_rows
     from llmserve.kernels.threads import get_num_threads, set_num_threads
 else:
     from llmserve.kernels.reference import (
@@ -63,7 +63,6 @@ else:
         write_kv,
     )
     from llmserve.kernels.reference_sampling import (
-        apply_token_masks,
         logprob_rows,
         sample_rows,
     )
@@ -83,7 +82,6 @@ __all__ = [
     "Weight",
     "act_mul",
     "add_rms_norm",
-    "apply_token_masks",
     "copy_blocks",
     "dequantize",
     "embedding",

@@ -78,8 +78,15 @@ def uniform_at(seed: int, counter: int) -> float:
     return float((high << 32 | low) >> 11) * 2.0**-53
 
 
-def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def sample_rows(
+    logits: torch.Tensor,
+    params: npt.NDArray[np.void],
+    masks: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+) -> npt.NDArray[np.void]:
     """Samples each row of logits as `params` says; see kernels/sampling.py."""
+    for row, mask in enumerate(masks or ()):
+        if mask is not None:
+            _forbid(logits[row], mask)
     out = np.zeros(len(params), SAMPLED_ROW)
     for result, row, row_params in zip(out, logits.numpy(), params, strict=True):
         if np.isnan(row).any() or row.max() == np.inf:
@@ -93,6 +100,13 @@ def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArr
         else:
             _sample_row(row, row_params, result)
     return out
+
+
+def _forbid(row: torch.Tensor, mask: npt.NDArray[np.uint8]) -> None:
+    allowed = np.zeros(len(row), np.bool_)
+    bits = np.unpackbits(mask, bitorder="little")[: len(row)]
+    allowed[: len(bits)] = bits
+    row.masked_fill_(torch.from_numpy(~allowed), -torch.inf)
 
 
 def _sample_row(row: FloatRow, params: Any, result: Any) -> None:
@@ -158,15 +172,3 @@ def logprob_rows(
         best = np.argsort(-x, kind="stable")[:top_k]
         out.top_ids[i], out.top_logprobs[i] = best, x[best] - norm
     return out
-
-
-def apply_token_masks(
-    logits: torch.Tensor, row_ids: Sequence[int], masks: Sequence[npt.NDArray[np.uint8]]
-) -> None:
-    """Forbids tokens in some rows; see kernels/sampling.py."""
-    vocab_size = logits.shape[1]
-    for row_id, mask in zip(row_ids, masks, strict=True):
-        allowed = np.zeros(vocab_size, np.bool_)
-        bits = np.unpackbits(mask, bitorder="little")[:vocab_size]
-        allowed[: len(bits)] = bits
-        logits[row_id].masked_fill_(torch.from_numpy(~allowed), -torch.inf)

@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from rows of logits, and masks over them.
+"""Tokens and log-probabilities from rows of logits.
 
 This module checks; the compiled extension computes, each row alone and in a fixed order, so that a
 row gives the same bits alone or among any others, on any number of threads.
@@ -15,15 +15,22 @@ import torch
 from llmserve import _cpu_kernels
 from llmserve.kernels.reference_sampling import SAMPLED_ROW, SAMPLING_ROW, RowLogprobs
 
-# Laid out as TokenMask in ext/include/llmserve/token_mask.h.
+# Laid out as TokenMask in ext/include/llmserve/sampling.h.
 _TOKEN_MASK = np.dtype([("bits", np.uintp), ("num_bytes", np.int64)])
 
 
-def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def sample_rows(
+    logits: torch.Tensor,
+    params: npt.NDArray[np.void],
+    masks: Sequence[npt.NDArray[np.uint8] | None] | None = None,
+) -> npt.NDArray[np.void]:
     """Samples one token per row.
 
-    logits: float32 [num_rows, vocab_size], elements of a row adjacent, not changed.
+    logits: float32 [num_rows, vocab_size], elements of a row adjacent; only masks change them.
     params: SAMPLING_ROW [num_rows], contiguous. Returns SAMPLED_ROW [num_rows].
+    masks: for each row None or uint8 [num_bytes], contiguous, of any length: bit i % 8 of byte
+    i // 8 is set if token i may be sampled, and tokens beyond a mask may not. Forbidden tokens
+    count as -inf; which of them also become it in `logits` is not defined.
 
     Temperature 0 takes the highest logit, of equal ones the lowest id. Else, as vLLM does: logits
     are divided by the temperature; min_p keeps tokens with at least min_p times the highest
@@ -37,6 +44,7 @@ def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArr
     """
     _check_logits(logits)
     _check_array("params", params, SAMPLING_ROW, len(logits))
+    addresses = None if masks is None else _mask_addresses(masks, len(logits))
     out = np.zeros(len(logits), SAMPLED_ROW)
     _cpu_kernels.sample_rows(
         logits.data_ptr(),
@@ -44,9 +52,23 @@ def sample_rows(logits: torch.Tensor, params: npt.NDArray[np.void]) -> npt.NDArr
         logits.shape[0],
         logits.shape[1],
         params.ctypes.data,
+        0 if addresses is None else addresses.ctypes.data,
         out.ctypes.data,
     )
     return out
+
+
+def _mask_addresses(
+    masks: Sequence[npt.NDArray[np.uint8] | None], num_rows: int
+) -> npt.NDArray[np.void]:
+    if len(masks) != num_rows:
+        raise ValueError(f"{num_rows} rows need as many masks, not {len(masks)}")
+    addresses = np.zeros(num_rows, _TOKEN_MASK)
+    for row, mask in enumerate(masks):
+        if mask is not None:
+            _check_array("masks", mask, np.dtype(np.uint8), mask.size)
+            addresses[row] = (mask.ctypes.data, mask.size)
+    return addresses
 
 
 def logprob_rows(
@@ -90,39 +112,6 @@ def logprob_rows(
         out.top_logprobs.ctypes.data,
     )
     return out
-
-
-def apply_token_masks(
-    logits: torch.Tensor, row_ids: Sequence[int], masks: Sequence[npt.NDArray[np.uint8]]
-) -> None:
-    """Sets the logits of tokens that masks[i] does not allow to -inf in row row_ids[i].
-
-    logits: float32 [num_rows, vocab_size], elements of a row adjacent, changed in place; row_ids
-    are distinct. masks: uint8 [num_bytes], contiguous, of any lengths; bit i % 8 of byte i // 8
-    stands for token i, and tokens beyond a mask are not allowed.
-
-    Cost: where 64 tokens in a row are all allowed they are not touched. Raises ValueError for a
-    wrong dtype, shape, layout or device, repeated rows and masks without a row; IndexError for a
-    row outside the logits.
-    """
-    _check_logits(logits)
-    num_rows, vocab_size = logits.shape
-    if len(masks) != len(row_ids) or len(set(row_ids)) != len(row_ids):
-        raise ValueError(f"{len(masks)} masks need as many distinct rows, not {list(row_ids)}")
-    if row_ids and not 0 <= min(row_ids) <= max(row_ids) < num_rows:
-        raise IndexError(f"row_ids must lie in [0, {num_rows}), not {list(row_ids)}")
-    for mask in masks:
-        _check_array("masks", mask, np.dtype(np.uint8), mask.size)
-    rows = np.asarray(row_ids, np.int64)
-    addresses = np.array([(mask.ctypes.data, mask.size) for mask in masks], _TOKEN_MASK)
-    _cpu_kernels.apply_token_masks(
-        logits.data_ptr(),
-        logits.stride(0),
-        vocab_size,
-        rows.ctypes.data,
-        addresses.ctypes.data,
-        len(masks),
-    )
 
 
 def _check_logits(logits: torch.Tensor) -> None:

@@ -26,7 +26,7 @@ class GrammarFailedError(Exception):
 
 
 class Mask:
-    """Which tokens may come next, a bit each: `bits` are those of apply_token_masks."""
+    """Which tokens may come next, a bit each: `bits` are those of sample_rows."""
 
     def __init__(self, raw: bytes, end_ids: npt.NDArray[np.int64], *, ends_late: bool) -> None:
         """raw: as GrammarState.mask gives it. ends_late: ids of `end_ids` are allowed only where

@@ -20,7 +20,6 @@ from llmserve.kernels import (
     SAMPLING_ROW,
     STATUS_INVALID,
     STATUS_OK,
-    apply_token_masks,
     logprob_rows,
     sample_rows,
 )
@@ -99,13 +98,13 @@ class Sampler:
         wanted = [i for i, s in enumerate(sequences) if s.sampling.num_logprobs is not None]
         raw_rows = [i for i in wanted if sequences[i].has_edits or sequences[i].grammar is not None]
         raw = logits[raw_rows] if raw_rows else None
-        failed = _apply_grammars(logits, sequences)
+        masks, failed = _grammar_masks(sequences)
         for i, sequence in enumerate(sequences):
             if sequence.has_edits and i not in failed:
                 sequence.edit(logits[i].numpy())
 
         slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
-        sampled = sample_rows(logits, self._params[slots])
+        sampled = sample_rows(logits, self._params[slots], masks)
         is_ok = sampled["status"] == STATUS_OK
         is_ok[list(failed)] = False
         self._params["counter"][slots[is_ok]] += np.uint64(1)
@@ -214,7 +213,7 @@ class _Sequence:
     def edit(self, row: Floats) -> None:
         """Applies masks, bias and penalties to logits [vocab_size], in vLLM's order.
 
-        The grammar's mask comes before and has not failed.
+        The grammar's mask comes when the row is sampled.
         """
         self._mask(row)
         if len(self._bias_ids):
@@ -264,25 +263,24 @@ class _Sequence:
         return not prefix or self.output_token_ids[-len(prefix) :] == prefix
 
 
-def _apply_grammars(logits: torch.Tensor, sequences: Sequence[_Sequence]) -> set[int]:
-    """Sets the logits of tokens that grammars forbid to -inf; returns the rows whose have failed.
+def _grammar_masks(
+    sequences: Sequence[_Sequence],
+) -> tuple[list[npt.NDArray[np.uint8] | None] | None, set[int]]:
+    """What grammars allow in each row, as sample_rows takes it, and the rows whose have failed.
 
-    logits: float32 [num_rows, vocab_size], row i belongs to sequences[i].
+    Row i belongs to sequences[i].
     """
+    masks: list[npt.NDArray[np.uint8] | None] = [None] * len(sequences)
     failed: set[int] = set()
-    rows, masks = [], []
     for i, sequence in enumerate(sequences):
         if sequence.grammar is None:
             continue
         try:
-            masks.append(sequence.grammar.mask().bits)
-            rows.append(i)
+            masks[i] = sequence.grammar.mask().bits
         except GrammarFailedError as error:
             logger.warning("a grammar has failed: %s", error)
             failed.add(i)
-    if rows:
-        apply_token_masks(logits, rows, masks)
-    return failed
+    return (None if all(mask is None for mask in masks) else masks), failed
 
 
 class _TokenCounts:

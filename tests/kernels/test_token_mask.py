@@ -1,32 +1,49 @@
-"""Token masks applied to rows of logits, compiled and in numpy, against plain Python."""
+"""Rows sampled under masks of tokens, compiled and in numpy, against rows masked beforehand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from llmserve.kernels import HAS_EXT, reference_sampling
+from llmserve.kernels import HAS_EXT, SAMPLING_ROW, STATUS_INVALID, reference_sampling
 
 if HAS_EXT:
     from llmserve.kernels import sampling
 
-Apply = Callable[[torch.Tensor, Sequence[int], Sequence[np.ndarray]], None]
-BACKENDS: dict[str, Apply] = {"reference": reference_sampling.apply_token_masks}
+Sample = Callable[..., np.ndarray]
+BACKENDS: dict[str, Sample] = {"reference": reference_sampling.sample_rows}
 if HAS_EXT:
-    BACKENDS["compiled"] = sampling.apply_token_masks
+    BACKENDS["compiled"] = sampling.sample_rows
 needs_ext = pytest.mark.skipif(not HAS_EXT, reason="needs the compiled kernels")
 
 VOCAB_SIZES = [1, 7, 8, 63, 64, 65, 128, 300, 1000, 5003]
 SHARES = [0.0, 0.002, 0.3, 0.998, 1.0]
+FILTERS: list[dict[str, float]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.3, "top_k": 400},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.05, "top_k": 50, "top_p": 0.95},
+]
 
 
 @pytest.fixture(params=BACKENDS)
-def apply(request: pytest.FixtureRequest) -> Apply:
+def sample(request: pytest.FixtureRequest) -> Sample:
     return BACKENDS[request.param]
+
+
+def make_params(num_rows: int, **values: float) -> np.ndarray:
+    params = np.zeros(num_rows, SAMPLING_ROW)
+    params["top_p"] = 1.0
+    params["seed"] = np.arange(num_rows)
+    for name, value in values.items():
+        params[name] = value
+    return params
 
 
 def make_logits(num_rows: int, vocab_size: int) -> np.ndarray:
@@ -38,102 +55,100 @@ def make_mask(num_bytes: int, share: float, seed: int = 0) -> np.ndarray:
     return np.packbits(allowed, bitorder="little")
 
 
-def masked(row: np.ndarray, mask: np.ndarray) -> list[float]:
-    bits = [byte >> i & 1 for byte in mask.tolist() for i in range(8)]
-    bits += [0] * len(row)
-    return [x if bit else -np.inf for x, bit in zip(row.tolist(), bits, strict=False)]
+def masked(logits: np.ndarray, masks: list[np.ndarray]) -> np.ndarray:
+    rows = []
+    for row, mask in zip(logits.tolist(), masks, strict=True):
+        bits = [byte >> i & 1 for byte in mask.tolist() for i in range(8)]
+        bits += [0] * len(row)
+        rows.append([x if bit else -np.inf for x, bit in zip(row, bits, strict=False)])
+    return np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
+def assert_equal_to_masked_rows(
+    sample: Sample, logits: np.ndarray, masks: list[np.ndarray], params: np.ndarray
+) -> np.ndarray:
+    expected = sample(torch.from_numpy(masked(logits, masks)), params)
+    result = sample(torch.from_numpy(logits), params, masks)
+    assert np.array_equal(result, expected)
+    return result
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("share", SHARES)
-def test_tokens_that_are_not_allowed_become_impossible(
-    apply: Apply, vocab_size: int, share: float
+def test_rows_are_sampled_as_if_masked_before(
+    sample: Sample, share: float, filters: dict[str, float]
 ) -> None:
-    logits = make_logits(1, vocab_size)
-    mask = make_mask(-(-vocab_size // 32) * 4, share)
-    expected = masked(logits[0], mask)
+    for vocab_size in VOCAB_SIZES:
+        logits = make_logits(6, vocab_size)
+        num_bytes = -(-vocab_size // 32) * 4
+        masks = [make_mask(num_bytes, share, seed) for seed in range(6)]
 
-    apply(torch.from_numpy(logits), [0], [mask])
-
-    assert logits[0].tolist() == expected
+        assert_equal_to_masked_rows(sample, logits, masks, make_params(6, **filters))
 
 
-def test_runs_that_are_allowed_or_forbidden_as_a_whole_meet_mixed_ones(apply: Apply) -> None:
-    logits = make_logits(1, 640)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_runs_that_are_allowed_or_forbidden_as_a_whole_meet_mixed_ones(
+    sample: Sample, filters: dict[str, float]
+) -> None:
     runs = [b"\xff" * 8, bytes(8), b"\x01" + bytes(7), bytes(7) + b"\x80", b"\xfe" + b"\xff" * 7]
     mask = np.frombuffer(b"".join(runs * 2), np.uint8)
-    expected = masked(logits[0], mask)
 
-    apply(torch.from_numpy(logits), [0], [mask])
-
-    assert logits[0].tolist() == expected
+    assert_equal_to_masked_rows(sample, make_logits(3, 640), [mask] * 3, make_params(3, **filters))
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 8, 36, 40, 200])
-def test_masks_may_be_shorter_or_longer_than_the_vocabulary(apply: Apply, num_bytes: int) -> None:
-    logits = make_logits(1, 300)
-    mask = make_mask(num_bytes, 1.0)
-    expected = masked(logits[0], mask)
+def test_masks_may_be_shorter_or_longer_than_the_vocabulary(sample: Sample, num_bytes: int) -> None:
+    masks = [make_mask(num_bytes, 1.0)]
 
-    apply(torch.from_numpy(logits), [0], [mask])
-
-    assert logits[0].tolist() == expected
+    assert_equal_to_masked_rows(sample, make_logits(1, 300), masks, make_params(1, temperature=1.0))
 
 
-def test_masks_change_their_own_rows_alone(apply: Apply) -> None:
-    """Rows are a view with space between them, which is not touched."""
-    whole = make_logits(12, 1024)
-    before = whole.copy()
-    row_ids = [10, 0, 3, 7, 8]
-    masks = [make_mask(size, 0.5, seed) for seed, size in enumerate([128, 124, 100, 128, 4])]
+def test_forbidden_tokens_are_never_drawn(sample: Sample) -> None:
+    """They are the best by far, and alone in their runs of 64."""
+    logits = np.zeros((64, 1000), np.float32)
+    logits[:, 128:640] = 50.0
+    mask = np.zeros(125, np.uint8)
+    mask[:3] = 0xFF
 
-    apply(torch.from_numpy(whole)[:, :1003], row_ids, masks)
+    result = sample(torch.from_numpy(logits), make_params(64, temperature=2.0), [mask] * 64)
 
-    for row_id, mask in zip(row_ids, masks, strict=True):
-        before[row_id, :1003] = masked(before[row_id, :1003], mask)
-    assert np.array_equal(whole, before)
-
-
-def test_forbidden_nan_is_gone_and_allowed_nan_stays(apply: Apply) -> None:
-    logits = np.full((2, 70), np.nan, np.float32)
-
-    apply(torch.from_numpy(logits), [1], [np.array([0b101, *[0] * 8], np.uint8)])
-
-    assert np.flatnonzero(np.isnan(logits[1])).tolist() == [0, 2]
-    assert np.isnan(logits[0]).all()
+    assert (result["token_id"] < 24).all()
+    assert len(set(result["token_id"].tolist())) > 8
 
 
-def test_no_masks_change_nothing(apply: Apply) -> None:
-    logits = make_logits(2, 40)
+def test_rows_without_a_mask_are_not_changed(sample: Sample) -> None:
+    logits = make_logits(3, 700)
     before = logits.copy()
+    params = make_params(3, temperature=1.0)
 
-    apply(torch.from_numpy(logits), [], [])
+    result = sample(torch.from_numpy(logits), params, [None, make_mask(88, 0.3), None])
 
-    assert np.array_equal(logits, before)
+    assert np.array_equal(logits[[0, 2]], before[[0, 2]])
+    expected = sample(torch.from_numpy(before), params)
+    assert np.array_equal(result[[0, 2]], expected[[0, 2]])
+
+
+def test_nan_counts_where_it_is_allowed(sample: Sample) -> None:
+    logits = make_logits(2, 300)
+    logits[:, 70] = np.nan
+    masks = [make_mask(40, 1.0), make_mask(40, 1.0)]
+    masks[1][70 // 8] &= ~(1 << 70 % 8) & 0xFF
+
+    result = sample(torch.from_numpy(logits), make_params(2), masks)
+
+    assert result["status"].tolist() == [STATUS_INVALID, 0]
 
 
 @needs_ext
 @pytest.mark.parametrize(
-    ("row_ids", "masks", "error", "message"),
+    ("masks", "message"),
     [
-        ([0], [], ValueError, "distinct rows"),
-        ([1, 1], [np.zeros(5, np.uint8)] * 2, ValueError, "distinct rows"),
-        ([2], [np.zeros(5, np.uint8)], IndexError, r"\[0, 2\)"),
-        ([-1], [np.zeros(5, np.uint8)], IndexError, r"\[0, 2\)"),
-        ([0], [np.zeros(5, np.int8)], ValueError, "uint8"),
-        ([0], [np.zeros(10, np.uint8)[::2]], ValueError, "strides"),
-        ([0], [np.zeros((5, 1), np.uint8)], ValueError, "shape"),
+        ([None], "2 rows need as many masks, not 1"),
+        ([None, np.zeros(5, np.int8)], "uint8"),
+        ([np.zeros(10, np.uint8)[::2], None], "strides"),
+        ([np.zeros((5, 1), np.uint8), None], "shape"),
     ],
 )
-def test_wrong_rows_and_masks_are_refused(
-    row_ids: list[int], masks: list[Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        sampling.apply_token_masks(torch.zeros(2, 40), row_ids, masks)
-
-
-@needs_ext
-@pytest.mark.parametrize("logits", [torch.zeros(2, 40).double(), torch.zeros(40, 2).T])
-def test_wrong_logits_are_refused(logits: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="float32"):
-        sampling.apply_token_masks(logits, [0], [np.zeros(5, np.uint8)])
+def test_wrong_masks_are_refused(masks: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sampling.sample_rows(torch.zeros(2, 40), make_params(2), masks)

@@ -35,6 +35,13 @@ struct SampledRow {
   RowStatus status;
 };
 
+// Token i may be sampled if bit i % 8 of bits[i / 8] is set; tokens beyond the mask may not. Without
+// bits all may.
+struct TokenMask {
+  const uint8_t* bits;
+  int64_t num_bytes;
+};
+
 using PhiloxBlock = std::array<uint32_t, 4>;
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011).
@@ -46,8 +53,9 @@ double uniform_at(uint64_t seed, uint64_t counter);
 // logits float32 [num_rows, vocab_size], rows `row_stride` floats apart; row r is sampled as
 // params[r] says. Filters in vLLM's order: temperature, min_p, top_k, top_p. Then one uniform
 // number goes through the inverse CDF of the kept tokens in id order. vocab_size >= 1.
-void sample_rows(const float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
-                 const SamplingRow* params, SampledRow* out);
+// masks: one per row, or null. Logits of tokens that a mask forbids count as -inf; some are set so.
+void sample_rows(float* logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
+                 const SamplingRow* params, const TokenMask* masks, SampledRow* out);
 
 // log_softmax of the rows row_ids[0..num_rows) of logits, at token_ids[i] and at the top_k most
 // likely tokens (best first, ties by lower id), and the rank of token_ids[i] in that order, from 1.
