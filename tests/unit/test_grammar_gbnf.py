@@ -137,4 +137,9 @@ def test_long_chain_of_rules_is_refused() -> None:
 
     message = refusal(GrammarKind.GBNF, f'root ::= r0\n{rules}\nr3000 ::= "c"')
 
-    assert message in ("the grammar is nested too deeply", "the grammar is too complex")
+    # Which limit it meets first depends on the machine.
+    assert message in (
+        "the grammar is nested too deeply",
+        "the grammar is too complex",
+        "compiling the grammar takes more than 10 s; simplify it",
+    )
