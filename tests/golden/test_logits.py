@@ -220,7 +220,7 @@ def test_quantised_gguf_is_close_to_its_dequantised_weights(kind: str, tmp_path:
 
     logits = compute_logits(tmp_path / "m.gguf", PROMPT)
 
-    # Activations are rounded to 8 bits per group of 32 beside quantised weights.
+    # Activations are rounded to 16 bits per group of 32 beside quantised weights.
     similarity = torch.cosine_similarity(logits, reference.logits(model, PROMPT), dim=-1)
     assert similarity.min() > 0.995
 

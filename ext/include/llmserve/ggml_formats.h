@@ -58,7 +58,7 @@ LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bytes) {
 
 struct Q8_0 {
   static constexpr int kBlockBytes = 34, kGroupsInBlock = 1;
-  static constexpr int kMaxQuant = 255, kOffset = 128;
+  static constexpr int kOffset = 128;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
   template <class Isa>
@@ -75,7 +75,7 @@ struct Q8_0 {
 
 struct Q4_0 {
   static constexpr int kBlockBytes = 18, kGroupsInBlock = 1;
-  static constexpr int kMaxQuant = 15, kOffset = 8;
+  static constexpr int kOffset = 8;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
   template <class Isa>
@@ -92,7 +92,7 @@ struct Q4_0 {
 
 struct Q4_1 {
   static constexpr int kBlockBytes = 20, kGroupsInBlock = 1;
-  static constexpr int kMaxQuant = 15, kOffset = 0;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
   template <class Isa>
@@ -110,7 +110,7 @@ struct Q4_1 {
 
 struct Q5_0 {
   static constexpr int kBlockBytes = 22, kGroupsInBlock = 1;
-  static constexpr int kMaxQuant = 31, kOffset = 16;
+  static constexpr int kOffset = 16;
   static constexpr bool kHasMin = false, kHasSubscales = false;
 
   template <class Isa>
@@ -128,7 +128,7 @@ struct Q5_0 {
 
 struct Q5_1 {
   static constexpr int kBlockBytes = 24, kGroupsInBlock = 1;
-  static constexpr int kMaxQuant = 31, kOffset = 0;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
   template <class Isa>
@@ -196,7 +196,7 @@ LLMSERVE_INLINE RowScales six_bit_scales(const uint8_t* block) {
 
 struct Q4_K {
   static constexpr int kBlockBytes = 144, kGroupsInBlock = 8;
-  static constexpr int kMaxQuant = 15, kOffset = 0;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
   template <class Isa>
@@ -211,7 +211,7 @@ struct Q4_K {
 
 struct Q5_K {
   static constexpr int kBlockBytes = 176, kGroupsInBlock = 8;
-  static constexpr int kMaxQuant = 31, kOffset = 0;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
 
   template <class Isa>
@@ -226,7 +226,7 @@ struct Q5_K {
 
 struct Q6_K {
   static constexpr int kBlockBytes = 210, kGroupsInBlock = 8;
-  static constexpr int kMaxQuant = 63, kOffset = 32;
+  static constexpr int kOffset = 32;
   static constexpr bool kHasMin = false, kHasSubscales = true;
 
   template <class Isa>
@@ -248,7 +248,7 @@ struct Q6_K {
 
 struct Q3_K {
   static constexpr int kBlockBytes = 110, kGroupsInBlock = 8;
-  static constexpr int kMaxQuant = 7, kOffset = 4;
+  static constexpr int kOffset = 4;
   static constexpr bool kHasMin = false, kHasSubscales = true;
 
   template <class Isa>
@@ -279,7 +279,7 @@ struct Q3_K {
 
 struct Q2_K {
   static constexpr int kBlockBytes = 84, kGroupsInBlock = 8;
-  static constexpr int kMaxQuant = 3, kOffset = 0;
+  static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = true;
 
   template <class Isa>

@@ -21,7 +21,6 @@ namespace {
 
 using U8x8 = uint8_t __attribute__((vector_size(8)));
 using U8x32 = uint8_t __attribute__((vector_size(32)));
-using I8x32 = int8_t __attribute__((vector_size(32)));
 using I16x8 = int16_t __attribute__((vector_size(16)));
 using U16x8 = uint16_t __attribute__((vector_size(16)));
 using I16x16 = int16_t __attribute__((vector_size(32)));
