@@ -6,7 +6,7 @@
 namespace llmserve {
 namespace {
 
-constexpr const char* kNames[] = {"portable", "avx2", "avx512_vnni"};
+constexpr const char* kNames[] = {"portable", "avx2", "avx512_vnni", "avx512_bf16"};
 
 InstructionSet best() {
 #if defined(__x86_64__)
@@ -17,7 +17,8 @@ InstructionSet best() {
   }
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
-    return InstructionSet::kAvx512Vnni;
+    return __builtin_cpu_supports("avx512bf16") ? InstructionSet::kAvx512Bf16
+                                                : InstructionSet::kAvx512Vnni;
   }
   return InstructionSet::kAvx2;
 #else

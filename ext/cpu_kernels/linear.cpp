@@ -14,6 +14,7 @@ namespace llmserve {
 namespace {
 
 constexpr int64_t kChunkCols = 256;
+constexpr int kBFloat16 = 30;  // number of the ggml type
 
 // Work that is worth waking a thread for, in multiply-adds and in bytes of weights.
 constexpr int64_t kMinMultiplies = 1 << 16;
@@ -22,6 +23,7 @@ constexpr int64_t kMinQuantized = 1 << 13;
 const LinearKernels& kernels() {
 #if defined(__x86_64__)
   switch (get_instruction_set()) {
+    case InstructionSet::kAvx512Bf16:
     case InstructionSet::kAvx512Vnni:
       return kLinearAvx512Vnni;
     case InstructionSet::kAvx2:
@@ -31,6 +33,14 @@ const LinearKernels& kernels() {
   }
 #endif
   return kLinearPortable;
+}
+
+// Null if the CPU has no such instructions.
+const BFloat16Kernels* bfloat16_kernels() {
+#if defined(__x86_64__)
+  if (get_instruction_set() == InstructionSet::kAvx512Bf16) return &kBFloat16Avx512;
+#endif
+  return nullptr;
 }
 
 // Elements and bytes of a block, from the GGUF specification.
@@ -77,16 +87,18 @@ int64_t row_bytes(const Matrix& matrix) {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Room for quantised activations, kept for the next call of the same thread.
-ActivationChunk* scratch(size_t count) {
+// Room for rounded activations, kept for the next call of the same thread.
+template <typename T>
+T* scratch(size_t count) {
   thread_local std::unique_ptr<void, decltype(&std::free)> memory{nullptr, &std::free};
   thread_local size_t capacity = 0;
   if (count > capacity) {
-    memory.reset(std::aligned_alloc(alignof(ActivationChunk), count * sizeof(ActivationChunk)));
+    const size_t num_bytes = (count * sizeof(T) + 63) / 64 * 64;
+    memory.reset(std::aligned_alloc(64, num_bytes));
     capacity = memory ? count : 0;
     if (!memory) throw std::bad_alloc();
   }
-  return static_cast<ActivationChunk*>(memory.get());
+  return static_cast<T*>(memory.get());
 }
 
 }  // namespace
@@ -97,18 +109,29 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
   if (num_tokens == 0 || num_parts == 0) return;
   const int64_t num_cols = parts[0].num_cols;
   int64_t num_rows = 0, num_tiles = 0;
-  bool has_quantized = false;
+  bool has_quantized = false, has_bfloat16 = false;
   for (int64_t i = 0; i < num_parts; ++i) {
     num_rows += parts[i].num_rows;
     num_tiles += divide_up(parts[i].num_rows, k.tile_rows);
     has_quantized |= block_size(static_cast<int>(parts[i].type)).num_cols > 1;
+    has_bfloat16 |= parts[i].type == kBFloat16;
   }
+  const BFloat16Kernels* bfloat16 = has_bfloat16 ? bfloat16_kernels() : nullptr;
   ActivationChunk* chunks = nullptr;
   if (has_quantized) {
-    chunks = scratch(static_cast<size_t>(divide_up(num_cols, kChunkCols) * num_tokens));
+    chunks =
+        scratch<ActivationChunk>(static_cast<size_t>(divide_up(num_cols, kChunkCols) * num_tokens));
     parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
                  [&](int64_t begin, int64_t end) {
                    k.quantize(x, num_cols, num_tokens, begin, end, chunks);
+                 });
+  }
+  uint16_t* x_bfloat16 = nullptr;
+  if (bfloat16) {
+    x_bfloat16 = scratch<uint16_t>(static_cast<size_t>(bfloat16_stride(num_cols) * num_tokens));
+    parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
+                 [&](int64_t begin, int64_t end) {
+                   bfloat16->round(x, num_cols, begin, end, x_bfloat16);
                  });
   }
   const int64_t tile_cost = k.tile_rows * (num_cols + 1) * num_tokens;
@@ -120,8 +143,10 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
       const int64_t tiles = divide_up(part.num_rows, k.tile_rows);
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, tiles);
       if (first < last) {
-        k.multiply({x, chunks, weight, part.bias, part_out, num_rows, num_tokens},
-                   first * k.tile_rows, std::min(last * k.tile_rows, part.num_rows));
+        const auto multiply =
+            bfloat16 && part.type == kBFloat16 ? bfloat16->multiply : k.multiply;
+        multiply({x, chunks, x_bfloat16, weight, part.bias, part_out, num_rows, num_tokens},
+                 first * k.tile_rows, std::min(last * k.tile_rows, part.num_rows));
       }
       begin -= tiles;
       end -= tiles;

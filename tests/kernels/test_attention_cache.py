@@ -12,7 +12,7 @@ from llmserve.kernels import HAS_EXT, copy_blocks, get_num_threads, set_num_thre
 if HAS_EXT:
     from llmserve import _cpu_kernels
 
-    INSTRUCTION_SETS = [s for s in _cpu_kernels.available_instruction_sets() if s != "avx512_vnni"]
+    INSTRUCTION_SETS = [s for s in _cpu_kernels.available_instruction_sets() if "avx512" not in s]
 else:
     INSTRUCTION_SETS = ["reference"]
 

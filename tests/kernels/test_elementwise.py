@@ -25,7 +25,7 @@ from llmserve.kernels import (
 if HAS_EXT:
     from llmserve import _cpu_kernels
 
-    INSTRUCTION_SETS = [s for s in _cpu_kernels.available_instruction_sets() if s != "avx512_vnni"]
+    INSTRUCTION_SETS = [s for s in _cpu_kernels.available_instruction_sets() if "avx512" not in s]
 else:
     INSTRUCTION_SETS = ["reference"]
 

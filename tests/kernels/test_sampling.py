@@ -54,6 +54,7 @@ if HAS_EXT:
     BACKENDS |= {
         name: Backend(sampling.sample_rows, sampling.logprob_rows, _cpu_kernels.philox4x32, name)
         for name in _cpu_kernels.available_instruction_sets()
+        if "avx512" not in name
     }
 COMPILED = [name for name in BACKENDS if name != "reference"]
 needs_ext = pytest.mark.skipif(not HAS_EXT, reason="needs the compiled kernels")

@@ -11,6 +11,7 @@ enum class InstructionSet {
   kPortable,    // what the compiler was told to assume
   kAvx2,        // AVX2, FMA, F16C
   kAvx512Vnni,  // AVX-512 F, BW, VL, VNNI
+  kAvx512Bf16,  // and AVX-512 BF16
 };
 
 InstructionSet get_instruction_set();

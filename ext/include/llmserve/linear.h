@@ -51,6 +51,7 @@ struct ActivationChunk {
 struct LinearArgs {
   const float* x;
   const ActivationChunk* chunks;  // [num_chunks][num_tokens], if the weight's type is quantised
+  const uint16_t* x_bfloat16;     // [num_tokens][bfloat16_stride(num_cols)], for BFloat16Kernels
   Matrix weight;
   const float* bias;
   float* out;
@@ -69,10 +70,23 @@ struct LinearKernels {
   void (*dequantize_row)(const uint8_t* row, int type, int64_t num_cols, float* out);
 };
 
+// What an instruction set with products of bfloat16 provides beside them, for such weights.
+struct BFloat16Kernels {
+  // Rounds tokens [begin, end) of x [num_tokens, num_cols]; the columns that fill up a row of
+  // `out` become 0.
+  void (*round)(const float* x, int64_t num_cols, int64_t begin, int64_t end, uint16_t* out);
+  // As LinearKernels::multiply.
+  void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
+};
+
+// Columns of a row of activations in bfloat16.
+constexpr int64_t bfloat16_stride(int64_t num_cols) { return (num_cols + 15) / 16 * 16; }
+
 extern const LinearKernels kLinearPortable;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512Vnni;
+extern const BFloat16Kernels kBFloat16Avx512;  // tiles as those of kLinearAvx512Vnni
 #endif
 
 }  // namespace llmserve
