@@ -213,12 +213,12 @@ class Server:
         )
         engine = Engine(
             scheduler,
-            UniprocExecutor(loaded.runner),
             self._tokenizer,
             stats,
             log_requests=not config.frontend.disable_log_requests,
         )
-        return AsyncEngine(engine, stats, max_model_len=loaded.max_model_len)
+        executor = UniprocExecutor(loaded.runner)
+        return AsyncEngine(engine, executor, stats, max_model_len=loaded.max_model_len)
 
     def _make_app(self, engine: AsyncEngine) -> web.Application:
         template = load_chat_template(

@@ -85,7 +85,7 @@ class _Row:
 
 
 class FakeRunner:
-    """Executes step plans; also an executor as the engine wants one.
+    """Executes step plans.
 
     `script`: output tokens of every sequence, by index; the last one repeats. Without it tokens
     are hashes of the cache content. `step_delay_s`: how long a step takes. `fails`: a step for

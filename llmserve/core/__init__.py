@@ -12,6 +12,7 @@ from llmserve.core.outputs import (
     TokenEvent,
     TokenLogprobs,
 )
+from llmserve.core.pending import FinishedStep, PendingStep
 from llmserve.core.plan import NewSequence, StepPlan
 from llmserve.core.request import Request, RequestStatus
 from llmserve.core.sampling import SamplingParams
@@ -20,6 +21,7 @@ from llmserve.core.thinking import ThinkingBudget
 __all__ = [
     "BeamParams",
     "FinishReason",
+    "FinishedStep",
     "GenerationRequest",
     "Grammar",
     "GrammarState",
@@ -27,6 +29,7 @@ __all__ = [
     "KVCacheSpec",
     "NewSequence",
     "OutputDelta",
+    "PendingStep",
     "PromptLogprobs",
     "Request",
     "RequestStatus",

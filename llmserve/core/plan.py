@@ -28,7 +28,8 @@ class StepPlan:
 
     The runner applies in this order: `released_ids`, `new`, `new_block_ids`, `block_copies`, then
     the forward pass over `request_ids`. A sequence samples when its scheduled tokens reach its
-    last known token: `num_computed_tokens + num_scheduled_tokens == num_tokens`.
+    last token: `num_computed_tokens + num_scheduled_tokens == num_tokens`, where `num_tokens`
+    counts the token that the step before samples, which the runner alone may know yet.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -41,6 +42,9 @@ class StepPlan:
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target)
     released_ids: list[str] = field(default_factory=list)  # finished, aborted or preempted
     total_num_scheduled_tokens: int = 0
+    # Some sequence is sampled by rules that look at its output (SamplingParams.depends_on_output),
+    # and the last step may still run: its result must be known before this step samples.
+    needs_last_result: bool = False
 
     @property
     def is_empty(self) -> bool:

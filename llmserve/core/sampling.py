@@ -52,6 +52,16 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def depends_on_output(self) -> bool:
+        """Whether what may come next depends on the tokens so far, beyond the model's logits."""
+        return (
+            self.grammar is not None
+            or self.thinking_budget is not None
+            or bool(self.bad_words_token_ids)
+            or self.has_penalties
+        )
+
+    @property
     def has_penalties(self) -> bool:
         return (
             self.presence_penalty != 0.0

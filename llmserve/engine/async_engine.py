@@ -1,7 +1,7 @@
 """AsyncEngine: the coroutine around Engine.
 
-One event loop and one worker thread. `schedule` and `update` run on the loop, `execute` in the
-thread. While a step is in flight, handlers only append to two inboxes (new requests, aborts),
+One event loop, and the threads of StepThreads. `schedule` and `update` run on the loop, the steps
+beside it. While a step is in flight, handlers only append to two inboxes (new requests, aborts),
 which the loop drains before it schedules again; so there are no locks. Nothing here waits for a
 consumer: deltas are put into a stream's own queue, whose length max_tokens bounds.
 """
@@ -13,12 +13,12 @@ import collections
 import enum
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from llmserve.core import BeamParams, GenerationRequest, OutputDelta, StepPlan
 from llmserve.engine.beams import search_beams
 from llmserve.engine.engine import Engine
 from llmserve.engine.stats import EngineStats
+from llmserve.engine.step_threads import Executor, StepThreads
 from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,14 @@ class RequestStream:
 class AsyncEngine:
     """Runs Engine steps for as long as there is work; sleeps on an event when there is none."""
 
-    def __init__(self, engine: Engine, stats: EngineStats, *, max_model_len: int) -> None:
+    def __init__(
+        self, engine: Engine, executor: Executor, stats: EngineStats, *, max_model_len: int
+    ) -> None:
         self.stats = stats
         self.max_model_len = max_model_len
         self.state = EngineState.STARTING
         self._engine = engine
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="llmserve-step")
+        self._threads = StepThreads(executor)
         self._new: list[tuple[GenerationRequest, RequestStream, float]] = []
         self._aborted: list[str] = []
         self._beam_searches: dict[str, asyncio.Task[None]] = {}  # by request id
@@ -200,12 +202,12 @@ class AsyncEngine:
             self._wake.set()
 
     async def shutdown(self) -> None:
-        """Stops stepping and joins the worker thread. Open streams raise EngineDeadError."""
+        """Stops stepping and joins the threads. Open streams raise EngineDeadError."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._die("the server has shut down")
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        await asyncio.get_running_loop().run_in_executor(None, self._threads.close)
 
     def _abort(self, request_id: str) -> None:
         search = self._beam_searches.get(request_id)
@@ -250,9 +252,8 @@ class AsyncEngine:
             # Only finished sequences to release: the next plan that computes carries them.
             await asyncio.sleep(0)
             return
-        loop = asyncio.get_running_loop()
         try:
-            result = await loop.run_in_executor(self._thread, self._engine.execute, plan)
+            result = await self._threads.submit(plan)
         except Exception as error:
             await self._recover(plan, error)
         else:
@@ -262,7 +263,7 @@ class AsyncEngine:
         """Fails the step's requests; goes on only if a forward pass still works."""
         logger.error("a step of %d requests failed", len(plan.request_ids), exc_info=error)
         self._engine.fail_step(plan, error)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe)
+        await self._threads.probe()
 
     def _die(self, message: str) -> None:
         self.state = EngineState.DEAD

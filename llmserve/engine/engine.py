@@ -1,7 +1,7 @@
-"""Engine: schedule -> execute -> update, and from token events to streams. No asyncio, no threads.
+"""Engine: what to run and what became of it, and from token events to streams.
 
-Owns one RequestState per request: its choices, and where its deltas go. Of the three phases of a
-step only `execute` may run in another thread; it touches the executor alone.
+No asyncio, no threads, no executor: whoever calls schedule() runs the plan and comes back with
+update() or fail_step(). Owns one RequestState per request: its choices, and where its deltas go.
 """
 
 from __future__ import annotations
@@ -31,18 +31,6 @@ from llmserve.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-class Executor(Protocol):
-    """Where a step runs."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Runs one step; blocking. Raises when the step as a whole failed."""
-        ...
-
-    def probe(self) -> None:
-        """Runs a forward pass of one token that no sequence owns; raises if it fails."""
-        ...
-
-
 class Sink(Protocol):
     """Receives what a request produces; never blocks."""
 
@@ -69,7 +57,6 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: Executor,
         tokenizer: Tokenizer,
         stats: EngineStats,
         *,
@@ -77,7 +64,6 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._executor = executor
         self._tokenizer = tokenizer
         self._stats = stats
         self._log_requests = log_requests
@@ -179,14 +165,6 @@ class Engine:
 
     def schedule(self) -> StepPlan:
         return self._scheduler.schedule()
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Blocking; safe to call from another thread while no other phase runs."""
-        return self._executor.execute(plan)
-
-    def probe(self) -> None:
-        """Blocking; raises if the executor cannot run a forward pass any more."""
-        self._executor.probe()
 
     def update(self, plan: StepPlan, result: StepResult) -> None:
         """Applies a step's results and hands deltas to the sinks."""

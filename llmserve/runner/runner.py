@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from llmserve.core import (
+    FinishedStep,
     KVCacheSpec,
     NewSequence,
+    PendingStep,
     PromptLogprobs,
     SamplingParams,
     SeqResult,
@@ -61,6 +63,10 @@ class ModelRunner:
         # memory that comes and goes in such pieces stays with the process in fragments.
         self._logits = torch.empty(max_logit_rows(max_num_seqs), decoder.vocab_size)
         self._prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Runs one step to its end. Raises what execute() raises."""
+        return FinishedStep(self.execute(plan))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step and returns a result per entry of plan.request_ids, in that order.

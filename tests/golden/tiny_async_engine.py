@@ -91,8 +91,9 @@ async def running_engine(model: Path, **scheduler: Any) -> AsyncIterator[AsyncEn
         max_model_len=loaded.max_model_len,
     )
     stats = EngineStats(model_name="tiny", max_model_len=loaded.max_model_len)
-    inner = Engine(core, UniprocExecutor(loaded.runner), WordTokenizer(), stats)
-    engine = AsyncEngine(inner, stats, max_model_len=loaded.max_model_len)
+    inner = Engine(core, WordTokenizer(), stats)
+    executor = UniprocExecutor(loaded.runner)
+    engine = AsyncEngine(inner, executor, stats, max_model_len=loaded.max_model_len)
     await engine.start()
     try:
         yield engine

@@ -97,7 +97,7 @@ class TinyEngine:
         plan = self.scheduler.schedule()
         if plan.is_empty:
             return
-        for event in self.scheduler.update(plan, self._executor.execute(plan)):
+        for event in self.scheduler.update(plan, self._executor.launch(plan).wait()):
             assert event.error is None, event.error
             output = outputs[event.request_id]
             output.token_ids += event.token_ids

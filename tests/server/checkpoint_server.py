@@ -61,7 +61,8 @@ async def serving_checkpoint(
     )
     executor = UniprocExecutor(loaded.runner)
     engine = AsyncEngine(
-        Engine(scheduler, executor, tokenizer, stats, log_requests=False),
+        Engine(scheduler, tokenizer, stats, log_requests=False),
+        executor,
         stats,
         max_model_len=loaded.max_model_len,
     )

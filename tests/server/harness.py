@@ -174,8 +174,8 @@ def make_parts(
     )
     runner = ScriptedRunner()
     stats = EngineStats(model_name=MODEL, max_model_len=model_len)
-    engine = Engine(scheduler, runner, BosTokenizer(), stats, log_requests=False)
-    return AsyncEngine(engine, stats, max_model_len=model_len), scheduler, runner
+    engine = Engine(scheduler, BosTokenizer(), stats, log_requests=False)
+    return AsyncEngine(engine, runner, stats, max_model_len=model_len), scheduler, runner
 
 
 @contextlib.asynccontextmanager

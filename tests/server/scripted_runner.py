@@ -10,7 +10,15 @@ from __future__ import annotations
 import threading
 import time
 
-from llmserve.core import SamplingParams, SeqResult, StepPlan, StepResult, TokenLogprobs
+from llmserve.core import (
+    FinishedStep,
+    PendingStep,
+    SamplingParams,
+    SeqResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 END = "\x04"
 EOS_ID = 256
@@ -64,7 +72,7 @@ class ScriptedRunner:
     def release(self) -> None:
         self._gate.set()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> PendingStep:
         self._gate.wait(30)
         time.sleep(self.delay_s)
         for request_id in plan.released_ids:
@@ -75,7 +83,7 @@ class ScriptedRunner:
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("scripted failure")
-        return StepResult([self._run(plan, i) for i in range(len(plan.request_ids))])
+        return FinishedStep(StepResult([self._run(plan, i) for i in range(len(plan.request_ids))]))
 
     def probe(self) -> None:
         """Always works."""

@@ -11,14 +11,15 @@ import pytest
 
 from llmserve.config import CacheConfig, SchedulerConfig
 from llmserve.core import (
+    FinishedStep,
     FinishReason,
     GenerationRequest,
     KVCacheGroup,
     KVCacheSpec,
     OutputDelta,
+    PendingStep,
     SamplingParams,
     StepPlan,
-    StepResult,
 )
 from llmserve.engine import AsyncEngine, Engine, EngineState, EngineStats, RequestStream
 from llmserve.errors import (
@@ -46,14 +47,14 @@ class ControlledRunner:
         self.is_broken = False
         self.num_steps = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> PendingStep:
         self.num_steps += 1
         time.sleep(self.delay_s)
         result = self._inner.execute(plan)
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("kernel exploded")
-        return result
+        return FinishedStep(result)
 
     def probe(self) -> None:
         if self.is_broken:
@@ -73,8 +74,8 @@ class Setup:
             max_model_len=MAX_MODEL_LEN,
         )
         self.stats = EngineStats(model_name="m", max_model_len=MAX_MODEL_LEN)
-        engine = Engine(self.scheduler, self.runner, ByteTokenizer(), self.stats)
-        self.engine = AsyncEngine(engine, self.stats, max_model_len=MAX_MODEL_LEN)
+        engine = Engine(self.scheduler, ByteTokenizer(), self.stats)
+        self.engine = AsyncEngine(engine, self.runner, self.stats, max_model_len=MAX_MODEL_LEN)
 
     def generate(self, prompt: str = "hello", request_id: str = "r", n: int = 1, **kwargs: Any):
         sampling = SamplingParams(**{"max_tokens": 8, **kwargs})

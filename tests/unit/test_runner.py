@@ -226,7 +226,7 @@ def test_executor_runs_the_plan_in_this_thread(runner: ModelRunner) -> None:
 
     executor.probe()
 
-    result = executor.execute(prefill("a", PROMPT, [1, 2]))
+    result = executor.launch(prefill("a", PROMPT, [1, 2])).wait()
     assert result.sequences[0].token_ids == (expected[0],)
 
 
