@@ -187,6 +187,7 @@ inline bool warp_all(bool predicate, LLMSERVE_PLACE) {
 
 int atomic_add(int* address, int value);
 unsigned atomic_add(unsigned* address, unsigned value);
+int64_t atomic_add(int64_t* address, int64_t value);
 float atomic_add(float* address, float value);
 int atomic_max(int* address, int value);
 int atomic_min(int* address, int value);

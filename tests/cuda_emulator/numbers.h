@@ -148,6 +148,9 @@ inline float fast_divide(float a, float b) {
   return magnitude > 0x1p126f && magnitude < INFINITY ? a * 0.0f : a / b;
 }
 
+// Compiled without contraction, like all that is emulated.
+inline float multiply(float a, float b) { return a * b; }
+
 inline int dot4(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) {
     c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);

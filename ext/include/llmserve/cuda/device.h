@@ -29,6 +29,7 @@
 //   void unpack_fp8(uint32_t, float (&)[4])               four e4m3, lowest byte first
 //   float bits_to_float(uint32_t), uint32_t float_to_bits(float)
 //   float fast_exp2(float), fast_log2(float), fast_divide(float, float)   approximate, see docs/cuda.md
+//   float multiply(float, float)         rounded by itself, never fused with a sum
 //   min(a, b), max(a, b) of equal types, ceil_div(a, b)
 //   int dot4(int a, int b, int c)        c + the dot product of four int8 (dp4a)
 //   uint32_t mul_high(uint32_t, uint32_t), int popcount(uint32_t), int leading_zeros(uint32_t)
@@ -55,7 +56,7 @@
 //   group_max<N>: over N = 2, 4, 8, 16 neighbouring lanes (all 32 lanes take part, each in its group)
 //   int lane_id(), warp_id()
 // Atomics on global or shared addresses (&x[i]); all return the old value:
-//   atomic_add(int*, unsigned*, float*), atomic_max(int*), atomic_min(int*)
+//   atomic_add(int*, unsigned*, int64_t*, float*), atomic_max(int*), atomic_min(int*)
 // Asynchronous copies into shared memory (cp.async, 16 bytes, not through L1):
 //   copy_async16(Shared<T> dst, const void* src, bool valid)   zeros when not valid; src then not read
 //   copy_commit(); copy_wait<N>()        waits until at most N of the thread's own newest groups are

@@ -109,6 +109,8 @@ LLMSERVE_PRIMITIVE float fast_log2(float x) {
 }
 LLMSERVE_PRIMITIVE float fast_divide(float a, float b) { return __fdividef(a, b); }
 
+LLMSERVE_PRIMITIVE float multiply(float a, float b) { return __fmul_rn(a, b); }
+
 LLMSERVE_PRIMITIVE int dot4(int a, int b, int c) { return __dp4a(a, b, c); }
 LLMSERVE_PRIMITIVE uint32_t mul_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 LLMSERVE_PRIMITIVE int popcount(uint32_t x) { return __popc(x); }
@@ -205,6 +207,11 @@ LLMSERVE_PRIMITIVE uint32_t warp_ballot(bool predicate) {
 LLMSERVE_PRIMITIVE int atomic_add(int* address, int value) { return atomicAdd(address, value); }
 LLMSERVE_PRIMITIVE unsigned atomic_add(unsigned* address, unsigned value) {
   return atomicAdd(address, value);
+}
+LLMSERVE_PRIMITIVE int64_t atomic_add(int64_t* address, int64_t value) {
+  using Word = unsigned long long;
+  return static_cast<int64_t>(
+      atomicAdd(reinterpret_cast<Word*>(address), static_cast<Word>(value)));
 }
 LLMSERVE_PRIMITIVE float atomic_add(float* address, float value) {
   return atomicAdd(address, value);
