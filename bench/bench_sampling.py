@@ -21,6 +21,7 @@ from llmserve.core import SamplingParams
 from llmserve.kernels import (
     HAS_EXT,
     SAMPLING_ROW,
+    CPUKernels,
     logprob_rows,
     reference_sampling,
     sample_rows,
@@ -92,7 +93,7 @@ def time_case(logits: torch.Tensor, values: dict[str, Any]) -> tuple[float, floa
     params = make_params(num_rows, values)
     check(logits, params)
     kernel_us = best_us_per_row(lambda: sample_rows(logits, params), num_rows)
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     request_ids = [str(i) for i in range(num_rows)]
     for i, request_id in enumerate(request_ids):
         sampler.add(request_id, SamplingParams(seed=i, **values), list(range(500)), [])

@@ -1,16 +1,34 @@
-"""Kernels: one Python function each, over torch tensors in CPU memory.
+"""Kernels: what computes, behind one interface.
 
-The functions come from the compiled extension. Where it was not built, or LLMSERVE_NO_EXT is set,
-they come from `reference`, which computes the same in plain torch, many times slower.
+`Kernels` is what layers, models and the runner use; `make_kernels` gives the one for a device. The
+functions here are those of the CPU, over torch tensors in its memory.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-
-from llmserve import env
-from llmserve.kernels.layer_parameters import LayerParameters, NormParameters
+from llmserve.kernels.backend import make_kernels
+from llmserve.kernels.cpu import CPUKernels
+from llmserve.kernels.cpu_functions import (
+    HAS_EXT,
+    act_mul,
+    add_rms_norm,
+    copy_blocks,
+    dequantize,
+    embedding,
+    get_num_threads,
+    linear,
+    logprob_rows,
+    paged_attention,
+    rms_norm,
+    rotary,
+    sample_rows,
+    set_num_threads,
+    softcap,
+    stacked_linear,
+    write_kv,
+)
+from llmserve.kernels.interface import Cache, CompiledLayers, Kernels, StepInputs
+from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
 from llmserve.kernels.reference_sampling import (
     SAMPLED_ROW,
     SAMPLING_ROW,
@@ -20,65 +38,23 @@ from llmserve.kernels.reference_sampling import (
 )
 from llmserve.kernels.weight import GGMLType, StackedWeights, Weight
 
-_logger = logging.getLogger(__name__)
-
-
-def _has_ext() -> bool:
-    if env.NO_EXT:
-        cause = "LLMSERVE_NO_EXT is set"
-    elif importlib.util.find_spec("llmserve._cpu_kernels") is None:
-        cause = "install a C++17 compiler and reinstall with LLMSERVE_REQUIRE_EXT=1 to see why"
-    else:
-        return True
-    _logger.warning("running WITHOUT compiled kernels, many times slower: %s", cause)
-    return False
-
-
-HAS_EXT: bool = _has_ext()
-
-if HAS_EXT:
-    from llmserve.kernels.attention import copy_blocks, paged_attention, write_kv
-    from llmserve.kernels.decoder_layers import DecoderLayers
-    from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
-    from llmserve.kernels.linear import dequantize, embedding, linear, stacked_linear
-    from llmserve.kernels.sampling import logprob_rows, sample_rows
-    from llmserve.kernels.threads import get_num_threads, set_num_threads
-else:
-    from llmserve.kernels.reference import (
-        dequantize,
-        embedding,
-        get_num_threads,
-        linear,
-        set_num_threads,
-        stacked_linear,
-    )
-    from llmserve.kernels.reference_attention import (
-        act_mul,
-        add_rms_norm,
-        copy_blocks,
-        paged_attention,
-        rms_norm,
-        rotary,
-        softcap,
-        write_kv,
-    )
-    from llmserve.kernels.reference_sampling import (
-        logprob_rows,
-        sample_rows,
-    )
-
 __all__ = [
-    "DecoderLayers",
+    "CPUKernels",
+    "Cache",
+    "CompiledLayers",
     "GGMLType",
     "HAS_EXT",
+    "Kernels",
     "LayerParameters",
     "NormParameters",
+    "RotaryParameters",
     "RowLogprobs",
     "SAMPLED_ROW",
     "SAMPLING_ROW",
     "STATUS_INVALID",
     "STATUS_OK",
     "StackedWeights",
+    "StepInputs",
     "Weight",
     "act_mul",
     "add_rms_norm",
@@ -88,6 +64,7 @@ __all__ = [
     "get_num_threads",
     "linear",
     "logprob_rows",
+    "make_kernels",
     "paged_attention",
     "rms_norm",
     "rotary",

@@ -7,7 +7,6 @@ hundred times; here it does so once. The kernels are those of the other modules,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -15,33 +14,8 @@ from llmserve import _cpu_kernels
 from llmserve.kernels.attention import CACHE_TYPES, check_cache
 from llmserve.kernels.checks import check, describe
 from llmserve.kernels.elementwise import ACTIVATIONS
+from llmserve.kernels.interface import Cache, StepInputs
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters
-
-
-class StepInputs(Protocol):
-    """A step's tokens as one KV cache group sees them; shapes as in `paged_attention`."""
-
-    @property
-    def positions(self) -> torch.Tensor: ...
-    @property
-    def slot_mapping(self) -> torch.Tensor: ...
-    @property
-    def block_tables(self) -> torch.Tensor: ...
-    @property
-    def seq_lens(self) -> torch.Tensor: ...
-    @property
-    def cu_seqlens_q(self) -> torch.Tensor: ...
-
-
-class Cache(Protocol):
-    """K and V of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
-
-    @property
-    def group_id(self) -> int: ...
-    @property
-    def k(self) -> torch.Tensor: ...
-    @property
-    def v(self) -> torch.Tensor: ...
 
 
 class DecoderLayers:
@@ -159,6 +133,7 @@ def _add(layers: _cpu_kernels.DecoderLayers, layer: LayerParameters) -> None:
     if len(constants) > 1:
         raise ValueError(f"the norms of a layer must have one eps and offset, not {constants}")
     ((eps, weight_offset),) = constants
+    rotary = layer.rotary
     layers.add(
         qkv=layer.qkv.table.data_ptr(),
         num_qkv=len(layer.qkv.table),
@@ -169,11 +144,11 @@ def _add(layers: _cpu_kernels.DecoderLayers, layer: LayerParameters) -> None:
         q_norm=_address(layer.q_norm),
         k_norm=_address(layer.k_norm),
         is_qk_norm_per_head=layer.is_qk_norm_per_head,
-        cos=0 if layer.cos is None else layer.cos.data_ptr(),
-        sin=0 if layer.sin is None else layer.sin.data_ptr(),
-        max_positions=0 if layer.cos is None else layer.cos.shape[0],
-        half_dim=0 if layer.cos is None else layer.cos.shape[1],
-        is_interleaved=layer.is_interleaved,
+        cos=0 if rotary is None else rotary.cos.data_ptr(),
+        sin=0 if rotary is None else rotary.sin.data_ptr(),
+        max_positions=0 if rotary is None else rotary.cos.shape[0],
+        half_dim=0 if rotary is None else rotary.cos.shape[1],
+        is_interleaved=rotary is not None and rotary.is_interleaved,
         post_attention_norm=_address(layer.post_attention_norm),
         pre_mlp_norm=_address(layer.pre_mlp_norm),
         post_mlp_norm=_address(layer.post_mlp_norm),

@@ -19,10 +19,19 @@ class NormParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class RotaryParameters:
+    """cos, sin: float32 [max_positions, rotary_dim / 2]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    is_interleaved: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LayerParameters:
     """Weights and constants; None where the layer does not have the part.
 
-    cos, sin: float32 [max_positions, rotary_dim / 2]. The norms' eps and offset are all equal.
+    The norms' eps and offset are all equal.
     """
 
     qkv: StackedWeights
@@ -32,9 +41,7 @@ class LayerParameters:
     q_norm: NormParameters | None
     k_norm: NormParameters | None
     is_qk_norm_per_head: bool
-    cos: torch.Tensor | None
-    sin: torch.Tensor | None
-    is_interleaved: bool
+    rotary: RotaryParameters | None
     post_attention_norm: NormParameters | None
     pre_mlp_norm: NormParameters | None
     post_mlp_norm: NormParameters | None

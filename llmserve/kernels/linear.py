@@ -43,6 +43,8 @@ def stacked_linear(
         raise ValueError(f"x must have the shape [num_tokens, num_cols], not {tuple(x.shape)}")
     num_tokens = x.shape[0]
     check("x", x, torch.float32, (num_tokens, weights.num_cols))
+    if weights.device.type != "cpu":
+        raise ValueError(f"weights must lie in CPU memory, not on {weights.device}")
     out = output(out, (num_tokens, weights.num_rows))
     table = weights.table
     _cpu_kernels.linear(x.data_ptr(), table.data_ptr(), len(table), out.data_ptr(), num_tokens)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from llmserve.core.ggml import GGMLType as GGMLType
-from llmserve.kernels.checks import check
+from llmserve.kernels.checks import describe
 
 _TORCH_TYPES = {
     torch.float32: GGMLType.F32,
@@ -55,12 +55,13 @@ class StackedWeights:
         self.parts = tuple(zip(weights, biases, strict=True))
         self.num_cols = weights[0].num_cols
         self.num_rows = sum(weight.num_rows for weight in weights)
+        self.device = weights[0].data.device
         for weight, bias in self.parts:
-            check("weight.data", weight.data, torch.uint8, tuple(weight.data.shape))
+            _check("weight.data", weight.data, torch.uint8, tuple(weight.data.shape), self.device)
             if weight.num_cols != self.num_cols:
                 raise ValueError(f"{weight.num_cols} columns do not stack on {self.num_cols}")
             if bias is not None:
-                check("bias", bias, torch.float32, (weight.num_rows,))
+                _check("bias", bias, torch.float32, (weight.num_rows,), self.device)
         # As the compiled kernels read it: int64 [num_parts, 5].
         self.table = torch.tensor(
             [
@@ -73,4 +74,13 @@ class StackedWeights:
                 ]
                 for weight, bias in self.parts
             ]
+        )
+
+
+def _check(
+    name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> None:
+    if x.dtype != dtype or x.shape != shape or not x.is_contiguous() or x.device != device:
+        raise ValueError(
+            f"{name} must be contiguous {dtype} of shape {shape} on {device}, not {describe(x)}"
         )

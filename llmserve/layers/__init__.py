@@ -1,6 +1,6 @@
 """Parts of a decoder: shapes in, shapes out, thin over llmserve.kernels.
 
-A layer holds weights and no state of a request. Activations are float32.
+A layer holds weights and no state of a request. Activations are of the kernels' `act_dtype`.
 """
 
 from llmserve.layers.attention import Attention, AttentionInputs, AttentionShape

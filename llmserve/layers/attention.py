@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmserve import kernels
+from llmserve.kernels import Cache, Kernels
 from llmserve.layers.linear import INTERMEDIATE, Linear
 from llmserve.layers.norm import RMSNorm
 from llmserve.layers.rotary import RotaryTable
@@ -22,6 +22,8 @@ class AttentionInputs:
     block_tables: torch.Tensor  # int32 [num_seqs, max_blocks]
     seq_lens: torch.Tensor  # int32 [num_seqs], tokens of the context, this step's included
     cu_seqlens_q: torch.Tensor  # int32 [num_seqs + 1], where each sequence's tokens begin
+    max_query_len: int  # most tokens of a sequence in the step
+    max_seq_len: int  # no sequence has a longer context
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Attention:
 
     def __init__(
         self,
+        kernels: Kernels,
         shape: AttentionShape,
         qkv: Linear,
         output: Linear,
@@ -54,6 +57,7 @@ class Attention:
         *,
         qk_norm_per_head: bool = True,
     ) -> None:
+        self._kernels = kernels
         self.shape = shape
         self.qkv = qkv
         self.output = output
@@ -62,29 +66,18 @@ class Attention:
         self.qk_norms = qk_norms
         self.qk_norm_per_head = qk_norm_per_head
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        inputs: AttentionInputs,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-    ) -> torch.Tensor:
-        """x: float32 [num_tokens, hidden_size]; returns the same shape, in scratch memory.
+    def __call__(self, x: torch.Tensor, inputs: AttentionInputs, cache: Cache) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]; returns the same shape, in scratch memory.
 
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]; this step's K and V
-        are written to them first.
+        This step's K and V are written to the cache first.
         """
         q, k, v = self._project(x)
-        if self.rotary is not None:
-            self.rotary.rotate(q, k, inputs.positions)
-        kernels.write_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
-        attended = kernels.paged_attention(
+        rotary = None if self.rotary is None else self.rotary.parameters
+        self._kernels.rotate_and_write_kv(q, k, v, rotary, cache, inputs)
+        attended = self._kernels.paged_attention(
             q,
-            k_cache,
-            v_cache,
-            inputs.block_tables,
-            inputs.seq_lens,
-            inputs.cu_seqlens_q,
+            cache,
+            inputs,
             scale=self.shape.scale,
             sliding_window=self.shape.sliding_window,
             logit_softcap=self.shape.logit_softcap,
@@ -93,7 +86,7 @@ class Attention:
         return self.output(attended)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q float32 [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
+        """q [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
         shape = self.shape
         num_q, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         q, k, v = self.qkv(x).split_with_sizes((num_q, num_kv, num_kv), 1)

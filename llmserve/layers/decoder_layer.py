@@ -1,7 +1,7 @@
 """A decoder layer, and all of them in a row.
 
-The compiled kernels run all layers in one call; `DecoderLayer` is the same in Python, to be read,
-and to run where there is no extension. Both give the same bits.
+The CPU's compiled kernels run all layers in one call; `DecoderLayer` is the same in Python, to be
+read, and to run everywhere else. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmserve import kernels
+from llmserve.kernels import Kernels, LayerParameters, NormParameters
 from llmserve.layers.attention import Attention, AttentionInputs
 from llmserve.layers.linear import INTERMEDIATE
 from llmserve.layers.mlp import MLP
@@ -46,7 +46,7 @@ class DecoderLayer:
         cache: LayerCache,
     ) -> torch.Tensor:
         """x: this layer's normalised input; returns the next one's. `residual` grows in place."""
-        x = self.attention(x, inputs, cache.k, cache.v)
+        x = self.attention(x, inputs, cache)
         x = self.after_attention(x, residual)
         return self.after_mlp(self.mlp(x), residual)
 
@@ -54,10 +54,10 @@ class DecoderLayer:
 class LayerStack:
     """All layers of a decoder. Every layer has the same sizes."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], scratch: Scratch) -> None:
+    def __init__(self, kernels: Kernels, layers: Sequence[DecoderLayer], scratch: Scratch) -> None:
         self.layers = list(layers)
         self._scratch = scratch
-        self._compiled = kernels.DecoderLayers(map(_describe, layers)) if kernels.HAS_EXT else None
+        self._compiled = kernels.compile_layers(map(_describe, layers))
 
     def __call__(
         self,
@@ -67,7 +67,7 @@ class LayerStack:
         caches: Sequence[LayerCache],
     ) -> torch.Tensor:
         """x: the first layer's normalised input; returns the last norm's result, in scratch memory
-        or in `residual`, which grows in place. float32 [num_tokens, hidden_size] each.
+        or in `residual`, which grows in place. [num_tokens, hidden_size] each.
 
         groups: one per KV cache group. caches: one per layer.
         """
@@ -102,11 +102,11 @@ class LayerStack:
         return x
 
 
-def _describe(layer: DecoderLayer) -> kernels.LayerParameters:
+def _describe(layer: DecoderLayer) -> LayerParameters:
     attention, mlp = layer.attention, layer.mlp
     q_norm, k_norm = attention.qk_norms or (None, None)
     rotary = attention.rotary
-    return kernels.LayerParameters(
+    return LayerParameters(
         qkv=attention.qkv.weights,
         output=attention.output.weights,
         gate_up=mlp.gate_up.weights,
@@ -114,9 +114,7 @@ def _describe(layer: DecoderLayer) -> kernels.LayerParameters:
         q_norm=_norm(q_norm),
         k_norm=_norm(k_norm),
         is_qk_norm_per_head=attention.qk_norm_per_head,
-        cos=None if rotary is None else rotary.cos,
-        sin=None if rotary is None else rotary.sin,
-        is_interleaved=rotary is not None and rotary.is_interleaved,
+        rotary=None if rotary is None else rotary.parameters,
         post_attention_norm=_norm(layer.after_attention.post),
         pre_mlp_norm=_norm(layer.after_attention.pre),
         post_mlp_norm=_norm(layer.after_mlp.post),
@@ -132,7 +130,7 @@ def _describe(layer: DecoderLayer) -> kernels.LayerParameters:
     )
 
 
-def _norm(norm: RMSNorm | None) -> kernels.NormParameters | None:
+def _norm(norm: RMSNorm | None) -> NormParameters | None:
     if norm is None:
         return None
-    return kernels.NormParameters(norm.weight, norm.eps, norm.weight_offset)
+    return NormParameters(norm.weight, norm.eps, norm.weight_offset)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from llmserve import kernels
-from llmserve.kernels import Weight
+from llmserve.kernels import Kernels, Weight
 
 
 class Embedding:
     """Rows of `weight` times `scale`."""
 
-    def __init__(self, weight: Weight, scale: float = 1.0) -> None:
+    def __init__(self, kernels: Kernels, weight: Weight, scale: float = 1.0) -> None:
+        self._kernels = kernels
         self.weight = weight
         self._scale = scale
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: int64 [num_tokens]; returns float32 [num_tokens, hidden_size]."""
-        rows = kernels.embedding(token_ids, self.weight)
+        rows = self._kernels.embedding(token_ids, self.weight)
         return rows if self._scale == 1.0 else rows.mul_(self._scale)

@@ -1,7 +1,7 @@
 """A linear layer over one or several stored matrices.
 
-Files that keep q, k and v (or gate and up) apart stay as they are: joining them would copy a mapped
-file into memory. One call multiplies with all of them, and their products lie side by side.
+Files that keep q, k and v (or gate and up) apart stay as they are in the CPU's memory: joining them
+would copy a mapped file. One call multiplies with all of them, and their products lie side by side.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from llmserve import kernels
-from llmserve.kernels import StackedWeights, Weight
+from llmserve.kernels import Kernels, Weight
 from llmserve.layers.scratch import Scratch
 
 # The role of what is between two products of a layer.
@@ -27,20 +26,22 @@ class Linear:
 
     def __init__(
         self,
+        kernels: Kernels,
         weights: Sequence[Weight],
-        biases: Sequence[torch.Tensor | None] | None,
+        biases: Sequence[torch.Tensor | None],
         scratch: Scratch,
         role: str,
     ) -> None:
-        self.weights = StackedWeights(weights, biases or [None] * len(weights))
+        self._kernels = kernels
+        self.weights = kernels.prepare_weights(weights, biases)
         self._scratch = scratch
         self._role = role
         self.num_cols = self.weights.num_cols
         self.num_rows = self.weights.num_rows
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x: float32 [num_tokens, num_cols]; returns float32 [num_tokens, num_rows], contiguous:
-        `out` if given, else in the scratch memory."""
+        """x: activations [num_tokens, num_cols]; returns [num_tokens, num_rows], contiguous:
+        `out` if given, else activations in the scratch memory."""
         if out is None:
             out = self._scratch.take(self._role, x.shape[0], self.num_rows)
-        return kernels.stacked_linear(x, self.weights, out)
+        return self._kernels.stacked_linear(x, self.weights, out)

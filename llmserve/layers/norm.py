@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmserve import kernels
+from llmserve.kernels import Kernels
 
 
 class RMSNorm:
@@ -13,18 +13,26 @@ class RMSNorm:
     weight: float32 [size]. Gemma stores weights around 0 and uses weight_offset 1.
     """
 
-    def __init__(self, weight: torch.Tensor, eps: float, weight_offset: float = 0.0) -> None:
+    def __init__(
+        self, kernels: Kernels, weight: torch.Tensor, eps: float, weight_offset: float = 0.0
+    ) -> None:
+        self._kernels = kernels
         self.weight = weight
         self.eps = eps
         self.weight_offset = weight_offset
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x: float32 [..., size], rows may be strided; returns `out` or a new tensor."""
-        return kernels.rms_norm(x, self.weight, self.eps, weight_offset=self.weight_offset, out=out)
+        """x: [..., size], activations or the residual stream, rows may be strided.
+
+        Returns activations: `out` or a new tensor.
+        """
+        return self._kernels.rms_norm(
+            x, self.weight, self.eps, weight_offset=self.weight_offset, out=out
+        )
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; returns the norm of the sum, in x. Both [num_tokens, size]."""
-        return kernels.add_rms_norm(
+        return self._kernels.add_rms_norm(
             x, residual, self.weight, self.eps, weight_offset=self.weight_offset, out=x
         )
 
@@ -36,13 +44,16 @@ class AddNorm:
     (after the last block), Gemma 2 and 3 have both. `scale` multiplies what is added (Granite).
     """
 
-    def __init__(self, post: RMSNorm | None, pre: RMSNorm | None, scale: float = 1.0) -> None:
+    def __init__(
+        self, kernels: Kernels, post: RMSNorm | None, pre: RMSNorm | None, scale: float = 1.0
+    ) -> None:
+        self._kernels = kernels
         self.post = post
         self.pre = pre
         self.scale = scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x, residual: float32 [num_tokens, hidden_size]; both change in place.
+        """x: activations [num_tokens, hidden_size]; residual: float32; both change in place.
 
         Returns the input of the next block: x, or `residual` itself, so read it only.
         """
@@ -52,4 +63,4 @@ class AddNorm:
             x.mul_(self.scale)
         if self.pre is not None:
             return self.pre.add(x, residual)
-        return residual.add_(x)
+        return self._kernels.as_activations(residual.add_(x))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmserve import kernels
+from llmserve.kernels import RotaryParameters
 
 _CHUNK = 1024  # positions
 
@@ -129,14 +129,16 @@ def _longrope_attention_factor(rope: RopeConfig) -> float:
 
 
 class RotaryTable:
-    """cos and sin, float32 [max_model_len rounded up, rotary_dim / 2] each."""
+    """cos and sin in the memory of `device`, float32 [max_model_len rounded up, rotary_dim / 2]."""
 
-    def __init__(self, rope: RopeConfig, max_model_len: int) -> None:
+    def __init__(self, rope: RopeConfig, max_model_len: int, device: torch.device) -> None:
         num_rows = -(-max_model_len // _CHUNK) * _CHUNK
         self._inv_freq, self._attention_factor = inverse_frequencies(rope, max_model_len)
-        self.is_interleaved = rope.is_interleaved
-        self.cos = torch.empty(num_rows, rope.rotary_dim // 2)
-        self.sin = torch.empty(num_rows, rope.rotary_dim // 2)
+        self.parameters = RotaryParameters(
+            torch.empty(num_rows, rope.rotary_dim // 2, device=device),
+            torch.empty(num_rows, rope.rotary_dim // 2, device=device),
+            rope.is_interleaved,
+        )
         self._num_filled = 0
 
     def reserve(self, num_positions: int) -> None:
@@ -144,10 +146,6 @@ class RotaryTable:
         while self._num_filled < num_positions:
             begin, end = self._num_filled, self._num_filled + _CHUNK
             angles = torch.arange(begin, end, dtype=torch.float32)[:, None] * self._inv_freq
-            self.cos[begin:end] = angles.cos() * self._attention_factor
-            self.sin[begin:end] = angles.sin() * self._attention_factor
+            self.parameters.cos[begin:end] = angles.cos() * self._attention_factor
+            self.parameters.sin[begin:end] = angles.sin() * self._attention_factor
             self._num_filled = end
-
-    def rotate(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> None:
-        """In place on float32 [num_tokens, heads, head_dim]; positions: int64 [num_tokens]."""
-        kernels.rotary(q, k, positions, self.cos, self.sin, is_interleaved=self.is_interleaved)

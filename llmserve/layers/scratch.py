@@ -16,14 +16,16 @@ class Scratch:
     value in it is still to be read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, role: str, num_rows: int, num_cols: int) -> torch.Tensor:
-        """float32 [num_rows, num_cols], contiguous, with arbitrary content."""
+        """[num_rows, num_cols], contiguous, with arbitrary content."""
         size = num_rows * num_cols
         buffer = self._buffers.get(role)
         if buffer is None or buffer.numel() < size:
             self._buffers.pop(role, None)
-            buffer = self._buffers[role] = torch.empty(size)
+            buffer = self._buffers[role] = torch.empty(size, dtype=self._dtype, device=self._device)
         return buffer[:size].view(num_rows, num_cols)

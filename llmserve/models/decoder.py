@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmserve import kernels
+from llmserve.kernels import Kernels
 from llmserve.layers import (
     AttentionInputs,
     DecoderLayer,
@@ -39,6 +39,7 @@ class Decoder:
 
     def __init__(
         self,
+        kernels: Kernels,
         embedding: Embedding,
         first_norm: Callable[[torch.Tensor], torch.Tensor] | None,
         layers: Sequence[DecoderLayer],
@@ -49,7 +50,8 @@ class Decoder:
         logit_scale: float = 1.0,
         logit_softcap: float | None = None,
     ) -> None:
-        self.layers = LayerStack(layers, scratch)
+        self._kernels = kernels
+        self.layers = LayerStack(kernels, layers, scratch)
         self.vocab_size = output.num_rows
         self._embedding = embedding
         self._first_norm = first_norm
@@ -59,15 +61,23 @@ class Decoder:
         self._logit_softcap = logit_softcap
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """Normalised hidden states, float32 [num_tokens, hidden_size], valid until the next call.
+        """Normalised hidden states: activations [num_tokens, hidden_size], valid until the next
+        call.
 
         caches: one per layer. K and V of the batch's tokens are written to them.
         """
-        for table in self._rotary_tables:
-            table.reserve(batch.max_seq_len)
+        self.reserve_positions(batch.max_seq_len)
         residual = self._embedding(batch.token_ids)
-        x = residual if self._first_norm is None else self._first_norm(residual)
+        if self._first_norm is None:
+            x = self._kernels.as_activations(residual)
+        else:
+            x = self._first_norm(residual)
         return self.layers(x, residual, batch.groups, caches)
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Makes positions 0 .. num_positions - 1 usable; forward does so itself."""
+        for table in self._rotary_tables:
+            table.reserve(num_positions)
 
     def compute_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: rows of forward's result, contiguous [n, hidden_size].
@@ -75,10 +85,10 @@ class Decoder:
         Returns float32 [n, vocab_size], which the caller owns: `out` if given.
         """
         if out is None:
-            out = torch.empty(hidden.shape[0], self.vocab_size)
+            out = torch.empty(hidden.shape[0], self.vocab_size, device=self._kernels.device)
         logits = self._output(hidden, out)
         if self._logit_scale != 1.0:
             logits.mul_(self._logit_scale)
         if self._logit_softcap is not None:
-            kernels.softcap(logits, self._logit_softcap)
+            self._kernels.softcap(logits, self._logit_softcap)
         return logits

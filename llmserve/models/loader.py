@@ -8,7 +8,7 @@ import torch
 
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
-from llmserve.kernels import Weight
+from llmserve.kernels import Kernels, Weight
 from llmserve.layers import (
     MLP,
     AddNorm,
@@ -54,36 +54,43 @@ def _dummy_dtype(files: ModelFiles, dtype: str) -> str:
     return named if named in ("float32", "float16", "bfloat16") else "float32"
 
 
-def build_decoder(config: DecoderConfig, weights: Weights, max_model_len: int) -> Decoder:
+def build_decoder(
+    config: DecoderConfig, weights: Weights, max_model_len: int, kernels: Kernels
+) -> Decoder:
     """Raises StartupError for missing, extra or wrongly shaped tensors.
 
     max_model_len: no position reaches it; see layers/rotary.py for what depends on it.
     """
-    builder = _Builder(config, weights, max_model_len)
+    builder = _Builder(config, weights, max_model_len, kernels)
     decoder = builder.decoder()
     weights.check_all_used()
     return decoder
 
 
 class _Builder:
-    def __init__(self, config: DecoderConfig, weights: Weights, max_model_len: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, max_model_len: int, kernels: Kernels
+    ) -> None:
+        self._kernels = kernels
         self._config = config
         self._weights = weights
-        self._scratch = Scratch()
+        self._scratch = Scratch(kernels.device, kernels.act_dtype)
         ropes = {layer.rope for layer in config.layers if layer.rope is not None}
         self._tables: dict[RopeConfig, RotaryTable] = {
-            rope: RotaryTable(rope, max_model_len) for rope in ropes
+            rope: RotaryTable(rope, max_model_len, kernels.device) for rope in ropes
         }
 
     def decoder(self) -> Decoder:
         config = self._config
-        matrix = self._weights.matrix("embedding", config.vocab_size, config.hidden_size)
-        embedding = Embedding(matrix, config.embedding_scale)
+        matrix = self._kernels.upload(
+            self._weights.matrix("embedding", config.vocab_size, config.hidden_size)
+        )
         return Decoder(
-            embedding,
+            self._kernels,
+            Embedding(self._kernels, matrix, config.embedding_scale),
             self._input_norm(0),
             [self._layer(index, layer) for index, layer in enumerate(config.layers)],
-            Linear([self._output_matrix(matrix)], None, self._scratch, "logits"),
+            self._make_linear([self._output_matrix(matrix)], [None], "logits"),
             list(self._tables.values()),
             self._scratch,
             logit_scale=config.logit_scale,
@@ -98,11 +105,13 @@ class _Builder:
     def _layer(self, index: int, layer: LayerConfig) -> DecoderLayer:
         config = self._config
         after_attention = AddNorm(
+            self._kernels,
             self._post_norm("attention_post_norm", index),
             self._pre_norm("mlp_pre_norm", index),
             config.residual_scale,
         )
         after_mlp = AddNorm(
+            self._kernels,
             self._post_norm("mlp_post_norm", index),
             self._input_norm(index + 1),
             config.residual_scale,
@@ -137,6 +146,7 @@ class _Builder:
         )
         rotary = None if layer.rope is None else self._tables[layer.rope]
         return Attention(
+            self._kernels,
             shape,
             qkv,
             output,
@@ -151,7 +161,7 @@ class _Builder:
         size = config.intermediate_size
         gate_up = self._fused("gate_up", ("gate", "up"), (size, size), index, config.has_mlp_bias)
         down = self._linear("down", config.hidden_size, size, index, config.has_mlp_bias)
-        return MLP(gate_up, down, config.activation, self._scratch)
+        return MLP(self._kernels, gate_up, down, config.activation, self._scratch)
 
     def _fused(
         self,
@@ -172,14 +182,19 @@ class _Builder:
             self._weights.bias(part, size, index) if has_bias else None
             for part, size in zip(parts, sizes, strict=True)
         ]
-        return Linear(weights, biases, self._scratch, fused)
+        return self._make_linear(weights, biases, fused)
 
     def _linear(
         self, parameter: str, num_rows: int, num_cols: int, index: int, has_bias: bool
     ) -> Linear:
         weight = self._weights.matrix(parameter, num_rows, num_cols, index)
         bias = self._weights.bias(parameter, num_rows, index) if has_bias else None
-        return Linear([weight], [bias], self._scratch, parameter)
+        return self._make_linear([weight], [bias], parameter)
+
+    def _make_linear(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None], role: str
+    ) -> Linear:
+        return Linear(self._kernels, weights, biases, self._scratch, role)
 
     def _input_norm(self, index: int) -> RMSNorm | None:
         """The norm before layer `index`; after the last layer, the final norm."""
@@ -198,5 +213,7 @@ class _Builder:
         return self._norm(parameter, self._config.hidden_size, index)
 
     def _norm(self, parameter: str, size: int, index: int | None = None) -> RMSNorm:
-        weight = self._weights.norm(parameter, size, index)
-        return RMSNorm(weight, self._config.norm_eps, self._config.norm_weight_offset)
+        weight = self._kernels.upload_vector(self._weights.norm(parameter, size, index))
+        return RMSNorm(
+            self._kernels, weight, self._config.norm_eps, self._config.norm_weight_offset
+        )

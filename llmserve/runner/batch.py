@@ -103,6 +103,7 @@ class SequenceRows:
         token_ids = self.token_ids[rows[seq_of_token], positions].astype(np.int64)
 
         max_seq_len = int(seq_lens.max())
+        max_query_len = int(num_scheduled.max())
         max_blocks = -(-max_seq_len // self._block_size)
         tables = np.ascontiguousarray(self._tables[:, rows, :max_blocks])
         block_ids = tables[:, seq_of_token, positions // self._block_size].astype(np.int64)
@@ -120,6 +121,8 @@ class SequenceRows:
                 torch.from_numpy(group_slots),
                 torch.from_numpy(group_tables),
                 *shared,
+                max_query_len,
+                max_seq_len,
             )
             for group_slots, group_tables in zip(slots, tables, strict=True)
         )

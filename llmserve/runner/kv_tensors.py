@@ -1,19 +1,17 @@
 """The memory of the KV cache: one K and one V tensor per tensor slot of a block.
 
 A block id is a position in all of these tensors; which layers read it is the block's group's
-affair (see core/kv.py). Memory is taken from the system when a block is first written.
+affair (see core/kv.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-from llmserve import kernels
 from llmserve.core import KVCacheSpec
-from llmserve.kernels.huge_pages import HugePages
+from llmserve.kernels import Kernels
 from llmserve.models import LayerCache
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -22,16 +20,11 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 class KVTensors:
     """`layers[layer_id]` is where a layer keeps its K and V."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int) -> None:
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, kernels: Kernels) -> None:
+        self._kernels = kernels
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        dtype = _DTYPES[spec.dtype]
-        num_bytes = math.prod(shape) * dtype.itemsize
-        memory = HugePages(2 * spec.layers_per_group * HugePages.size_of(num_bytes))
-
-        def take() -> torch.Tensor:
-            return memory.take(num_bytes).view(dtype).view(shape)
-
-        self._tensors = [(take(), take()) for _ in range(spec.layers_per_group)]
+        caches = kernels.allocate_caches(2 * spec.layers_per_group, shape, _DTYPES[spec.dtype])
+        self._tensors = list(zip(caches[::2], caches[1::2], strict=True))
         placed = {
             layer_id: LayerCache(group_id, *self._tensors[slot])
             for group_id, group in enumerate(spec.groups)
@@ -42,5 +35,5 @@ class KVTensors:
     def copy_blocks(self, block_copies: list[tuple[int, int]]) -> None:
         """Copies the content of blocks, (source, target) pairs, for all layers."""
         for k_cache, v_cache in self._tensors:
-            kernels.copy_blocks(k_cache, block_copies)
-            kernels.copy_blocks(v_cache, block_copies)
+            self._kernels.copy_blocks(k_cache, block_copies)
+            self._kernels.copy_blocks(v_cache, block_copies)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from llmserve import kernels
 from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
+from llmserve.kernels import HAS_EXT, make_kernels, set_num_threads
 from llmserve.kernels.huge_pages import has_huge_pages
 from llmserve.models import build_decoder, read_model
 from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
@@ -60,11 +60,13 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
     )
     if weights.num_bytes <= _MAX_COPIED_SHARE * available and has_huge_pages():
         weights.keep_in_memory()
-    decoder = build_decoder(model, weights, plan.max_model_len)
+    kernels = make_kernels()
+    decoder = build_decoder(model, weights, plan.max_model_len, kernels)
     runner = ModelRunner(
         decoder,
         plan.kv_spec,
         plan.num_blocks,
+        kernels,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=plan.max_model_len,
     )
@@ -79,7 +81,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
 
 
 def _set_threads(num_threads: int | None) -> None:
-    if kernels.HAS_EXT:
+    if HAS_EXT:
         # What is left to torch is small and element-wise: a second set of threads would only
         # contend with the kernels' own.
         torch.set_num_threads(1)
@@ -88,7 +90,7 @@ def _set_threads(num_threads: int | None) -> None:
         raise StartupError(
             f"--threads is {num_threads}; on this machine it must be at most {limit}"
         )
-    kernels.set_num_threads(num_threads or _num_physical_cores())
+    set_num_threads(num_threads or _num_physical_cores())
 
 
 def _num_physical_cores() -> int:

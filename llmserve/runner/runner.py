@@ -23,6 +23,7 @@ from llmserve.core import (
     StepPlan,
     StepResult,
 )
+from llmserve.kernels import Kernels
 from llmserve.models import Decoder
 from llmserve.runner.batch import SequenceRows, StepBatch
 from llmserve.runner.kv_tensors import KVTensors
@@ -47,21 +48,24 @@ class ModelRunner:
         decoder: Decoder,
         spec: KVCacheSpec,
         num_blocks: int,
+        kernels: Kernels,
         *,
         max_num_seqs: int,
         max_model_len: int,
     ) -> None:
         self._decoder = decoder
-        self._kv = KVTensors(spec, num_blocks)
+        self._kv = KVTensors(spec, num_blocks, kernels)
         self._num_groups = len(spec.groups)
         # One more row than sequences, for the probe.
         self._rows = SequenceRows(
             max_num_seqs + 1, max_model_len, spec.block_size, self._num_groups
         )
-        self._sampler = Sampler()
+        self._sampler = Sampler(kernels)
         # Logits are made in slices, in one buffer: they are the largest values of a step, and
         # memory that comes and goes in such pieces stays with the process in fragments.
-        self._logits = torch.empty(max_logit_rows(max_num_seqs), decoder.vocab_size)
+        self._logits = torch.empty(
+            max_logit_rows(max_num_seqs), decoder.vocab_size, device=kernels.device
+        )
         self._prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
 
     def launch(self, plan: StepPlan) -> PendingStep:

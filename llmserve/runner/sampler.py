@@ -16,13 +16,7 @@ import numpy.typing as npt
 import torch
 
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
-from llmserve.kernels import (
-    SAMPLING_ROW,
-    STATUS_INVALID,
-    STATUS_OK,
-    logprob_rows,
-    sample_rows,
-)
+from llmserve.kernels import SAMPLING_ROW, STATUS_INVALID, STATUS_OK, Kernels
 from llmserve.runner.masks import GrammarFailedError, GrammarFollower, MaskThread
 from llmserve.runner.thinking import ThinkingFollower
 
@@ -48,7 +42,8 @@ class Sampler:
     the number of its output tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._sequences: dict[str, _Sequence] = {}
         self._params = np.zeros(_FIRST_CAPACITY, SAMPLING_ROW)
         self._free_slots = list(range(_FIRST_CAPACITY))
@@ -104,7 +99,7 @@ class Sampler:
                 sequence.edit(logits[i].numpy())
 
         slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
-        sampled = sample_rows(logits, self._params[slots], masks)
+        sampled = self._kernels.sample_rows(logits, self._params[slots], masks)
         is_ok = sampled["status"] == STATUS_OK
         is_ok[list(failed)] = False
         self._params["counter"][slots[is_ok]] += np.uint64(1)
@@ -140,7 +135,7 @@ class Sampler:
         logits: float32 [num_rows, vocab_size]. A row with NaN or +inf gives NaN.
         """
         row_ids = np.arange(len(target_ids), dtype=np.int32)
-        return _token_logprobs(logits, row_ids, np.asarray(target_ids, np.int32), k)
+        return _token_logprobs(self._kernels, logits, row_ids, np.asarray(target_ids, np.int32), k)
 
     def _logprobs(
         self,
@@ -153,7 +148,7 @@ class Sampler:
             return {}
         ks = [sequences[i].sampling.num_logprobs or 0 for i in rows]
         row_ids = np.asarray(rows, np.int32)
-        entries = _token_logprobs(logits, row_ids, token_ids[row_ids], max(ks))
+        entries = _token_logprobs(self._kernels, logits, row_ids, token_ids[row_ids], max(ks))
         return {
             i: (TokenLogprobs(e.token_id, e.logprob, e.rank, e.top_ids[:k], e.top_logprobs[:k]),)
             for i, e, k in zip(rows, entries, ks, strict=True)
@@ -331,12 +326,13 @@ def _as_ids(token_ids: Sequence[int] | dict[int, float]) -> Ids:
 
 
 def _token_logprobs(
+    kernels: Kernels,
     logits: torch.Tensor,
     row_ids: npt.NDArray[np.int32],
     token_ids: npt.NDArray[np.int32],
     k: int,
 ) -> list[TokenLogprobs]:
-    values = logprob_rows(logits, row_ids, token_ids, k)
+    values = kernels.logprob_rows(logits, row_ids, token_ids, k)
     columns = (token_ids, values.logprobs, values.ranks, values.top_ids, values.top_logprobs)
     return [
         TokenLogprobs(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))

@@ -10,6 +10,7 @@ import torch
 from llmserve.config import CacheConfig, ModelConfig
 from llmserve.core import NewSequence, SamplingParams, StepPlan
 from llmserve.files.model import open_model
+from llmserve.kernels import CPUKernels
 from llmserve.models import Decoder, DecoderConfig, build_decoder, read_model
 from llmserve.runner.batch import SequenceRows
 from llmserve.runner.kv_tensors import KVTensors
@@ -27,7 +28,7 @@ def load(
         files, dtype=config.dtype, load_format=config.load_format, seed=config.seed
     )
     length = max_model_len or model.max_context
-    return model, build_decoder(model, weights, length), length
+    return model, build_decoder(model, weights, length, CPUKernels()), length
 
 
 def compute_logits(
@@ -50,7 +51,7 @@ def forward(
         list(range(1 + group * num_blocks, 1 + (group + 1) * num_blocks))
         for group in range(len(spec.groups))
     )
-    kv = KVTensors(spec, 1 + num_blocks * len(spec.groups))
+    kv = KVTensors(spec, 1 + num_blocks * len(spec.groups), CPUKernels())
     rows = SequenceRows(1, max_model_len, BLOCK_SIZE, len(spec.groups))
     rows.add(NewSequence("a", token_ids, len(token_ids), SamplingParams(), tables))
     batch = rows.build(StepPlan(["a"], [0], [len(token_ids)], [False]))

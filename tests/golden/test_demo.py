@@ -198,7 +198,7 @@ def test_dequantised_model_gives_transformers_logits_at_every_position(
     assert files.gguf is not None
     config, _ = read_model(files, dtype="auto", load_format="auto", seed=0)
     weights = DequantizedWeights.from_gguf(files.gguf, config, "auto")
-    decoder = build_decoder(config, weights, MAX_MODEL_LEN)
+    decoder = build_decoder(config, weights, MAX_MODEL_LEN, kernels.CPUKernels())
 
     similarities = _similarities(config, decoder, prompts, prompt_logits)
 

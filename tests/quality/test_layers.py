@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "runner": {"models", "layers", "kernels"},
     "models": {"layers", "kernels"},
     "layers": {"kernels"},
-    "kernels": {"_cpu_kernels"},
+    "kernels": {"_cpu_kernels", "_cuda_kernels"},
     "tokenizer": set(),
     "grammar": set(),
     "tool_parsers": {"grammar"},

@@ -14,6 +14,7 @@ import torch
 from llmserve.core import SamplingParams
 from llmserve.core.grammar import Grammar
 from llmserve.grammar import GrammarKind, GrammarSpec
+from llmserve.kernels import CPUKernels
 from llmserve.runner.masks import GrammarFollower, Mask, MaskThread
 from llmserve.runner.sampler import Sampler
 from tests.grammar_builders import COMPILER, EOS_ID
@@ -48,7 +49,7 @@ def generate(sampler: Sampler, request_id: str = "a", start: int = 0, num_tokens
 
 
 def write(sampling: SamplingParams, **options: Any) -> str:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("a", sampling, [1], [])
     return generate(sampler, **options)
 
@@ -63,7 +64,7 @@ def test_text_follows_the_grammar_at_any_temperature() -> None:
 def test_logits_beyond_the_mask_are_forbidden() -> None:
     logits = make_logits()
     logits[0, 290] = 50.0
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("a", make_sampling(temperature=0.0), [1], [])
 
     (result,) = sampler.sample(logits, ["a"])
@@ -72,7 +73,7 @@ def test_logits_beyond_the_mask_are_forbidden() -> None:
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("a", make_sampling(num_logprobs=3), [1], [])
     logits = make_logits(seed=5)
     raw = logits[0].double().log_softmax(0)
@@ -98,7 +99,7 @@ def test_resumed_sequence_goes_on_where_it_was() -> None:
     whole = write(sampling)
 
     for cut in range(len(whole)):
-        sampler = Sampler()
+        sampler = Sampler(CPUKernels())
         sampler.add("a", sampling, [1], list(whole[:cut].encode()))
         assert generate(sampler, start=cut) == whole[cut:]
 
@@ -106,7 +107,7 @@ def test_resumed_sequence_goes_on_where_it_was() -> None:
 def test_sequences_with_other_grammars_and_without_do_not_meet() -> None:
     regexes = [f"[{chr(97 + i)}x]{{3,6}}" for i in range(8)]
     alone = [write(make_sampling(grammar=grammar(r), seed=i)) for i, r in enumerate(regexes)]
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("free", SamplingParams(temperature=0.0), [1], [])
     for i, regex in enumerate(regexes):
         sampler.add(str(i), make_sampling(grammar=grammar(regex), seed=i), [1], [])
@@ -166,7 +167,7 @@ class _BrokenGrammar:
 
 
 def test_grammar_that_fails_fails_its_sequence_only() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("good", make_sampling(), [1], [])
     sampler.add("broken", make_sampling(grammar=_BrokenGrammar()), [1], [])
     sampler.add("free", SamplingParams(), [1], [])
@@ -199,7 +200,7 @@ class _SlowGrammar:
 
 
 def test_grammar_whose_masks_are_slow_fails_its_sequence_only() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("slow", make_sampling(grammar=_SlowGrammar()), [1], [])
     sampler.add("good", make_sampling(), [1], [])
 
@@ -212,7 +213,7 @@ def test_grammar_whose_masks_are_slow_fails_its_sequence_only() -> None:
 
 
 def test_grammar_and_bans_that_leave_no_token_are_the_callers_fault() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("a", make_sampling(allowed_token_ids=(EOS_ID,)), [1], [])
 
     (result,) = sampler.sample(make_logits(), ["a"])
@@ -246,7 +247,7 @@ class _WatchedGrammar:
 
 def test_masks_are_begun_before_they_are_needed_and_in_another_thread() -> None:
     watched = _WatchedGrammar()
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
 
     sampler.add("a", make_sampling(grammar=watched), [1], [])
     assert watched.begun.wait(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from llmserve.core import KVCacheGroup, KVCacheSpec
+from llmserve.kernels import CPUKernels
 from llmserve.runner.kv_tensors import KVTensors
 
 
@@ -14,7 +15,7 @@ def make_spec(dtype: str = "float32") -> KVCacheSpec:
 
 
 def test_layers_of_different_groups_share_the_tensor_of_their_slot() -> None:
-    layers = KVTensors(make_spec(), 6).layers
+    layers = KVTensors(make_spec(), 6, CPUKernels()).layers
 
     assert [layer.group_id for layer in layers] == [1, 0, 1, 0, 2]
     assert layers[0].k is layers[1].k is layers[4].k
@@ -25,7 +26,7 @@ def test_layers_of_different_groups_share_the_tensor_of_their_slot() -> None:
 
 def test_memory_is_what_the_spec_says() -> None:
     spec = make_spec("bfloat16")
-    layers = KVTensors(spec, 6).layers
+    layers = KVTensors(spec, 6, CPUKernels()).layers
 
     tensors = {id(t): t for layer in layers for t in (layer.k, layer.v)}
 
@@ -33,7 +34,7 @@ def test_memory_is_what_the_spec_says() -> None:
 
 
 def test_copied_block_holds_the_source_for_every_layer() -> None:
-    kv = KVTensors(make_spec(), 6)
+    kv = KVTensors(make_spec(), 6, CPUKernels())
     for value, layer in enumerate(kv.layers):
         layer.k.fill_(value)
         layer.v.fill_(10 + value)

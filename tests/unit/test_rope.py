@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from llmserve.kernels import rotary
 from llmserve.layers import RotaryTable
 from llmserve.layers.rotary import inverse_frequencies
 from llmserve.models.hf_config import read_hf_config
@@ -102,12 +103,13 @@ def test_both_styles_of_config_give_the_same_rope(is_new_style: bool) -> None:
 def test_table_rotates_by_position_times_frequency() -> None:
     rope = read_hf_config(make_config().to_dict()).layers[0].rope
     assert rope is not None
-    table = RotaryTable(rope, 3000)
+    table = RotaryTable(rope, 3000, torch.device("cpu"))
     table.reserve(2501)
     q = torch.zeros(1, 1, HEAD_DIM)
     q[0, 0, 3] = 1.0
 
-    table.rotate(q, torch.zeros(1, 1, HEAD_DIM), torch.tensor([2500]))
+    cos, sin = table.parameters.cos, table.parameters.sin
+    rotary(q, torch.zeros(1, 1, HEAD_DIM), torch.tensor([2500]), cos, sin)
 
     angle = 2500 * 50_000.0 ** (-3 / (HEAD_DIM // 2))
     assert q[0, 0, 3].item() == pytest.approx(math.cos(angle), abs=1e-4)

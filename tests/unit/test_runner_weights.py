@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from llmserve.config import ModelConfig
 from llmserve.errors import StartupError
 from llmserve.files.model import open_model
-from llmserve.kernels import GGMLType
+from llmserve.kernels import CPUKernels, GGMLType
 from llmserve.models import Weights, build_decoder, read_model
 
 CONFIG = {
@@ -51,7 +51,7 @@ def load(folder: Path, tensors: Tensors, dtype: str = "auto", **config: Any) -> 
     save_file(tensors, folder / "model.safetensors")
     files = open_model(ModelConfig(model=str(folder)), lambda line: None)
     model, weights = read_model(files, dtype=dtype, load_format="auto", seed=0)
-    build_decoder(model, weights, 64)
+    build_decoder(model, weights, 64, CPUKernels())
     return weights
 
 

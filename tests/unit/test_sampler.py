@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
+from llmserve.kernels import CPUKernels
 from llmserve.runner.sampler import Sampler
 
 VOCAB_SIZE = 50
@@ -25,7 +26,7 @@ def make_logits(num_rows: int = 1, *, seed: int = 0, vocab_size: int = VOCAB_SIZ
 def make_sampler(
     *, prompt: list[int] | None = None, output: list[int] | None = None, **params: Any
 ) -> Sampler:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampler.add("a", SamplingParams(**params), prompt or [1, 2, 3], output or [])
     return sampler
 
@@ -289,7 +290,7 @@ def check_logprobs(entry: TokenLogprobs, raw: torch.Tensor, token_id: int, k: in
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     num_logprobs = [0, 3, None, 5, 100]
     for i, k in enumerate(num_logprobs):
         sampling = SamplingParams(
@@ -317,7 +318,7 @@ def test_prompt_logprobs_are_those_of_the_targets() -> None:
     logits = make_logits(6, seed=3)
     targets = [0, 49, 7, 7, 20, 3]
 
-    entries = Sampler().prompt_logprobs(logits, targets, 2)
+    entries = Sampler(CPUKernels()).prompt_logprobs(logits, targets, 2)
 
     for raw, entry, token_id in zip(logits, entries, targets, strict=True):
         check_logprobs(entry, raw, token_id, 2)

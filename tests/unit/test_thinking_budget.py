@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from llmserve.core import SamplingParams, ThinkingBudget
+from llmserve.kernels import CPUKernels
 from llmserve.runner.sampler import Sampler
 from llmserve.runner.thinking import ThinkingFollower
 
@@ -80,7 +81,7 @@ def test_resumed_sequence_goes_on_where_it_was() -> None:
 
 
 def test_sampler_forces_the_end_whatever_else_masks_it() -> None:
-    sampler = Sampler()
+    sampler = Sampler(CPUKernels())
     sampling = SamplingParams(
         temperature=0.0,
         allowed_token_ids=(7,),
