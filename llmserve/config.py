@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -96,16 +96,17 @@ class CacheConfig:
     block_size: int = setting(16, "tokens per KV cache block")
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache; auto: the model's, float16 for quantised weights",
-        choices=("auto", "float32", "float16", "bfloat16"),
+        "type of the KV cache; auto: the model's, float16 for quantised weights; fp8 (e4m3) on "
+        "CUDA only",
+        choices=("auto", "float32", "float16", "bfloat16", "fp8"),
     )
     kv_cache_memory_bytes: int | None = setting(
         None, "size of the KV cache, as 268435456 or 256M or 2G; overrides the utilization"
     )
     gpu_memory_utilization: float = setting(
         0.9,
-        "share of the accelerator's memory that the server may use; without an accelerator the "
-        "KV cache is sized by --kv-cache-memory-bytes",
+        "share of the GPU's memory that the server may use; on the CPU the KV cache is sized by "
+        "--kv-cache-memory-bytes",
     )
     num_gpu_blocks_override: int | None = setting(None, "number of KV cache blocks, for tests")
     enable_prefix_caching: bool = setting(True, "reuse the KV cache of equal prompt beginnings")
@@ -124,7 +125,9 @@ class CacheConfig:
             )
 
 
-_TOKEN_BUDGET = 128
+# With 128 tokens the CPU's kernels are as fast as with more, and who decodes waits less.
+_CPU_TOKEN_BUDGET = 128
+_CUDA_TOKEN_BUDGET = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = setting(128, "most sequences that run at once")
     max_num_batched_tokens: int = setting(
-        0, "most tokens in one step (the token budget); 0: 128, or --max-num-seqs if that is more"
+        0,
+        "most tokens in one step (the token budget); 0: 128, with CUDA 2048, or --max-num-seqs if "
+        "that is more",
     )
     long_prefill_token_threshold: int = setting(
         0, "most prompt tokens of one request in one step; 0: the token budget alone"
@@ -148,22 +153,33 @@ class SchedulerConfig:
         _one_of(self)
         _at_least(self, 1, "max_num_seqs")
         _at_least(self, 0, "max_num_batched_tokens", "long_prefill_token_threshold")
-        if self.max_num_batched_tokens == 0:
-            # Kernels are as fast with 128 tokens as with more, and who decodes waits less.
-            budget = max(_TOKEN_BUDGET, self.max_num_seqs)
-            object.__setattr__(self, "max_num_batched_tokens", budget)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}; "
                 f"it must be at least --max-num-seqs ({self.max_num_seqs})"
             )
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in one step."""
+        return self.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, self.max_num_seqs)
+
+    def for_cuda(self) -> SchedulerConfig:
+        """With the token budget of CUDA, where none is set."""
+        budget = self.max_num_batched_tokens or max(_CUDA_TOKEN_BUDGET, self.max_num_seqs)
+        return replace(self, max_num_batched_tokens=budget)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
     """Where a step runs."""
 
-    device: str = setting("auto", "where the model runs", choices=("auto", "cpu"))
+    device: str = setting(
+        "auto",
+        "where the model runs; auto: on a GPU, where there is one and the CUDA kernels are built",
+        choices=("auto", "cpu", "cuda"),
+    )
+    enforce_eager: bool = setting(False, "run every step kernel by kernel, without CUDA graphs")
     threads: int | None = setting(None, "CPU threads of a forward pass; default: physical cores")
 
     def __post_init__(self) -> None:

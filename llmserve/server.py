@@ -35,7 +35,7 @@ from llmserve.executor import UniprocExecutor
 from llmserve.files.model import ModelFiles, open_model
 from llmserve.log import configure_logging
 from llmserve.process_memory import map_large_blocks, settle
-from llmserve.runner import LoadedRunner, load_runner
+from llmserve.runner import LoadedRunner, for_device, load_runner
 from llmserve.scheduler import Scheduler
 from llmserve.sd_notify import sd_notify
 from llmserve.tokenizer import Tokenizer, load_chat_template, load_tokenizer
@@ -71,6 +71,7 @@ def run(config: ServerConfig) -> int:
     phases.say(f"llmserve {__version__}")
     # Bound before anything is loaded, so that a taken port is known at once.
     listener = bind(config.frontend)
+    config = for_device(config)
     with phases.phase("open model"):
         files = open_model(config.model, phases.say)
     with ThreadPoolExecutor(1) as pool, phases.phase("load tokenizer and weights"):

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_ITEM_BYTES = {"float32": 4, "fp8": 1}  # of all others: 2
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
@@ -31,7 +33,7 @@ class KVCacheSpec:
     block_size: int  # tokens
     num_kv_heads: int
     head_dim: int
-    dtype: str  # "float32" | "float16" | "bfloat16"
+    dtype: str  # "float32" | "float16" | "bfloat16" | "fp8"
 
     @property
     def layers_per_group(self) -> int:
@@ -40,8 +42,7 @@ class KVCacheSpec:
     @property
     def bytes_per_block(self) -> int:
         """K and V of `block_size` tokens for one group's layers."""
-        item = 4 if self.dtype == "float32" else 2
-        per_token = 2 * self.num_kv_heads * self.head_dim * item
+        per_token = 2 * self.num_kv_heads * self.head_dim * _ITEM_BYTES.get(self.dtype, 2)
         return per_token * self.block_size * self.layers_per_group
 
 

@@ -6,7 +6,7 @@ functions here are those of the CPU, over torch tensors in its memory.
 
 from __future__ import annotations
 
-from llmserve.kernels.backend import make_kernels
+from llmserve.kernels.backend import choose_device, make_kernels
 from llmserve.kernels.cpu import CPUKernels
 from llmserve.kernels.cpu_functions import (
     HAS_EXT,
@@ -58,6 +58,7 @@ __all__ = [
     "Weight",
     "act_mul",
     "add_rms_norm",
+    "choose_device",
     "copy_blocks",
     "dequantize",
     "embedding",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
-from llmserve.kernels import HAS_EXT, make_kernels, set_num_threads
+from llmserve.kernels import HAS_EXT, choose_device, make_kernels, set_num_threads
 from llmserve.kernels.huge_pages import has_huge_pages
 from llmserve.models import build_decoder, read_model
 from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
@@ -36,10 +37,25 @@ class LoadedRunner:
     budget: MemoryBudget
 
 
+def for_device(config: ServerConfig) -> ServerConfig:
+    """The settings with a device that is there, and with its defaults. Raises StartupError."""
+    device = choose_device(config.runner.device)
+    if device == "cpu" and config.cache.kv_cache_dtype == "fp8":
+        raise StartupError(
+            "--kv-cache-dtype fp8 needs --device cuda; float16 is the smallest type on the CPU"
+        )
+    return dataclasses.replace(
+        config,
+        runner=dataclasses.replace(config.runner, device=device),
+        scheduler=config.scheduler.for_cuda() if device == "cuda" else config.scheduler,
+    )
+
+
 def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
     """Reads the model, divides the memory and takes what the KV cache needs.
 
-    Raises StartupError for a model that cannot be served or does not fit.
+    config: as for_device gives it. Raises StartupError for a model that cannot be served or does
+    not fit.
     """
     _set_threads(config.runner.threads)
     model, weights = read_model(

@@ -158,7 +158,7 @@ def _wanted_len(model: DecoderConfig, max_model_len: int | None) -> int:
 
 def _max_step_tokens(scheduler: SchedulerConfig) -> int:
     """Most tokens of one sequence in one step."""
-    budget = scheduler.max_num_batched_tokens
+    budget = scheduler.token_budget
     return min(budget, scheduler.long_prefill_token_threshold or budget)
 
 
@@ -237,7 +237,7 @@ def _budget(
             BudgetRow(
                 "activations",
                 activation_bytes,
-                f"at most, {scheduler.max_num_batched_tokens} tokens in a step",
+                f"at most, {scheduler.token_budget} tokens in a step",
             ),
             BudgetRow("rest", max(0, rest), "left of the memory that was available"),
         )
@@ -252,4 +252,4 @@ def _activation_bytes(model: DecoderConfig, scheduler: SchedulerConfig) -> int:
     mlp = 3 * model.intermediate_size
     per_token = 3 * model.hidden_size + max(attention, mlp)
     logits = max_logit_rows(scheduler.max_num_seqs) * model.vocab_size
-    return 4 * (scheduler.max_num_batched_tokens * per_token + logits)
+    return 4 * (scheduler.token_budget * per_token + logits)

@@ -66,7 +66,7 @@ class Scheduler:
         """`num_blocks` counts the null block. StartupError if no sequence fits into them."""
         self._config = config
         self._block_size = kv_spec.block_size
-        max_step_tokens = config.max_num_batched_tokens
+        max_step_tokens = config.token_budget
         max_chunk = min(config.long_prefill_token_threshold or max_step_tokens, max_step_tokens)
         self._max_chunk = max_chunk
         self._clock = clock
@@ -227,7 +227,7 @@ class Scheduler:
     def _schedule_prefilling(self, plan: StepPlan) -> list[Chunk]:
         """Next chunks of running sequences that miss more than their last token."""
         chunks: list[Chunk] = []
-        budget = self._config.max_num_batched_tokens - len(self._decoding)
+        budget = self._config.token_budget - len(self._decoding)
         for request in list(self._prefilling):
             num_tokens = self._chunk_size(request, budget)
             if num_tokens > 0 and self._allocate(request, num_tokens, plan):
@@ -237,7 +237,7 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan, chunks: list[Chunk]) -> None:
         """Starts waiting sequences in order, until one does not fit; appends to `chunks`."""
-        budget = self._config.max_num_batched_tokens - len(self._decoding)
+        budget = self._config.token_budget - len(self._decoding)
         budget -= sum(num_tokens for _, num_tokens in chunks)
         while len(self._waiting) and budget > 0 and self.num_running < self._config.max_num_seqs:
             request = self._waiting.head

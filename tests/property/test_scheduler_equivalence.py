@@ -69,7 +69,7 @@ def make_spec(setup: Setup) -> KVCacheSpec:
 
 def min_num_blocks(setup: Setup) -> int:
     """Blocks that a sequence of MAX_MODEL_LEN tokens needs, counted by brute force, and null."""
-    budget = setup.config.max_num_batched_tokens
+    budget = setup.config.token_budget
     chunk = min(setup.config.long_prefill_token_threshold or budget, budget)
     size, most = setup.block_size, 0
     for start in range(MAX_MODEL_LEN):
@@ -175,11 +175,11 @@ class Driver:
 
     def check_plan(self, plan: StepPlan) -> None:
         config = self.setup.config
-        assert plan.total_num_scheduled_tokens <= config.max_num_batched_tokens
+        assert plan.total_num_scheduled_tokens <= config.token_budget
         assert len(plan.request_ids) <= config.max_num_seqs
         assert len(set(plan.released_ids)) == len(plan.released_ids)
         assert self.decoding <= {*plan.request_ids, *plan.released_ids}, "a decode had to wait"
-        threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        threshold = config.long_prefill_token_threshold or config.token_budget
         assert max(plan.num_scheduled_tokens) <= threshold
         for request_id, num_computed in zip(
             plan.request_ids, plan.num_computed_tokens, strict=True
