@@ -27,7 +27,15 @@ from llmserve.kernels.cpu_functions import (
     stacked_linear,
     write_kv,
 )
-from llmserve.kernels.interface import Cache, CompiledLayers, Kernels, StepInputs
+from llmserve.kernels.interface import (
+    Cache,
+    CompiledLayers,
+    Kernels,
+    PendingLogprobs,
+    SampledRows,
+    SampledTokens,
+    StepInputs,
+)
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
 from llmserve.kernels.reference_sampling import (
     SAMPLED_ROW,
@@ -36,6 +44,7 @@ from llmserve.kernels.reference_sampling import (
     STATUS_OK,
     RowLogprobs,
 )
+from llmserve.kernels.row_edit import RowEdit
 from llmserve.kernels.weight import GGMLType, StackedWeights, Weight
 
 __all__ = [
@@ -47,10 +56,14 @@ __all__ = [
     "Kernels",
     "LayerParameters",
     "NormParameters",
+    "PendingLogprobs",
     "RotaryParameters",
+    "RowEdit",
     "RowLogprobs",
     "SAMPLED_ROW",
     "SAMPLING_ROW",
+    "SampledRows",
+    "SampledTokens",
     "STATUS_INVALID",
     "STATUS_OK",
     "StackedWeights",

@@ -7,14 +7,15 @@ activations are of `act_dtype`; the residual stream, norm weights and logits are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmserve.kernels.layer_parameters import LayerParameters, RotaryParameters
+from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
 from llmserve.kernels.reference_sampling import RowLogprobs
+from llmserve.kernels.row_edit import RowEdit
 from llmserve.kernels.weight import StackedWeights, Weight
 
 
@@ -68,6 +69,29 @@ class CompiledLayers(Protocol):
         ...
 
 
+class SampledRows(Protocol):
+    """One token per row of logits, which may not be known yet."""
+
+    def result(self) -> npt.NDArray[np.void]:
+        """SAMPLED_ROW [num_rows]. May be called once the device has got this far."""
+        ...
+
+
+class SampledTokens(NamedTuple):
+    """The tokens of some rows; those of rows without a token are arbitrary."""
+
+    sampled: SampledRows
+    rows: npt.NDArray[np.int32]
+
+
+class PendingLogprobs(Protocol):
+    """Log-probabilities that may not be known yet."""
+
+    def result(self) -> RowLogprobs:
+        """May be called once the device has got this far."""
+        ...
+
+
 class Kernels(Protocol):
     """One device's kernels. Tensors that go in and come out lie in its memory."""
 
@@ -103,8 +127,10 @@ class Kernels(Protocol):
         """KV cache tensors with arbitrary content."""
         ...
 
-    def embedding(self, token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
-        """A new residual stream, float32 [num_tokens, num_cols]."""
+    def embedding(
+        self, token_ids: torch.Tensor, weight: Weight, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Rows times `scale`: a new residual stream, float32 [num_tokens, num_cols]."""
         ...
 
     def as_activations(self, residual: torch.Tensor) -> torch.Tensor:
@@ -118,38 +144,45 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        weight_offset: float = 0.0,
-        out: torch.Tensor | None = None,
+        self, x: torch.Tensor, norm: NormParameters, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x: activations or the residual stream. Returns activations."""
+        """x: activations or the residual stream, [..., size], rows may be strided.
+
+        Returns activations: `out` or a new tensor.
+        """
         ...
 
-    def add_rms_norm(
+    def add_norm(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        *,
-        weight_offset: float = 0.0,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+        post: NormParameters | None,
+        norm: NormParameters | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """residual += scale * post(x), in place; returns norm(residual) as activations.
+
+        x: activations [num_tokens, size]; is overwritten, and may be what is returned, as may
+        `residual`. A norm that is None leaves its argument as it is.
+        """
+        ...
 
     def rotate_and_write_kv(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        q_norm: NormParameters | None,
+        k_norm: NormParameters | None,
         rotary: RotaryParameters | None,
         cache: Cache,
         inputs: StepInputs,
     ) -> None:
-        """Rotates q and k, q in place and k perhaps only on its way into the cache; stores K, V."""
+        """Normalises each head of q and k, rotates them, and stores K and V in the cache.
+
+        q: [num_tokens, num_heads, head_dim], changed in place; k, v: with num_kv_heads, undefined
+        afterwards. Tokens and heads may be strided.
+        """
         ...
 
     def paged_attention(
@@ -172,17 +205,27 @@ class Kernels(Protocol):
 
     def copy_blocks(self, cache: torch.Tensor, block_copies: list[tuple[int, int]]) -> None: ...
 
+    def gather_rows(self, x: torch.Tensor, row_ids: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Rows of x [num_rows, size], as a new tensor."""
+        ...
+
+    def edit_logits(self, logits: torch.Tensor, edits: Sequence[RowEdit]) -> None:
+        """In place; at most one edit of a row."""
+        ...
+
     def sample_rows(
         self,
         logits: torch.Tensor,
         params: npt.NDArray[np.void],
         masks: Sequence[npt.NDArray[np.uint8] | None] | None = None,
-    ) -> npt.NDArray[np.void]: ...
+    ) -> SampledRows: ...
 
     def logprob_rows(
         self,
         logits: torch.Tensor,
         row_ids: npt.NDArray[np.int32],
-        token_ids: npt.NDArray[np.int32],
+        token_ids: npt.NDArray[np.int32] | SampledTokens,
         top_k: int,
-    ) -> RowLogprobs: ...
+    ) -> PendingLogprobs:
+        """The logits may be overwritten after the call."""
+        ...

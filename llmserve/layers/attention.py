@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmserve.kernels import Cache, Kernels
+from llmserve.kernels import Cache, Kernels, NormParameters
 from llmserve.layers.linear import INTERMEDIATE, Linear
 from llmserve.layers.norm import RMSNorm
 from llmserve.layers.rotary import RotaryTable
@@ -63,7 +63,7 @@ class Attention:
         self.output = output
         self.rotary = rotary
         self._scratch = scratch
-        self.qk_norms = qk_norms
+        self._norms = qk_norms
         self.qk_norm_per_head = qk_norm_per_head
 
     def __call__(self, x: torch.Tensor, inputs: AttentionInputs, cache: Cache) -> torch.Tensor:
@@ -72,8 +72,9 @@ class Attention:
         This step's K and V are written to the cache first.
         """
         q, k, v = self._project(x)
+        norms = self.qk_norms if self.qk_norm_per_head else (None, None)
         rotary = None if self.rotary is None else self.rotary.parameters
-        self._kernels.rotate_and_write_kv(q, k, v, rotary, cache, inputs)
+        self._kernels.rotate_and_write_kv(q, k, v, *norms, rotary, cache, inputs)
         attended = self._kernels.paged_attention(
             q,
             cache,
@@ -85,19 +86,21 @@ class Attention:
         )
         return self.output(attended)
 
+    @property
+    def qk_norms(self) -> tuple[NormParameters | None, NormParameters | None]:
+        if self._norms is None:
+            return None, None
+        return self._norms[0].parameters, self._norms[1].parameters
+
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q [num_tokens, num_heads, head_dim], k and v with num_kv_heads."""
         shape = self.shape
         num_q, num_kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         q, k, v = self.qkv(x).split_with_sizes((num_q, num_kv, num_kv), 1)
-        if self.qk_norms is not None and not self.qk_norm_per_head:
-            q_norm, k_norm = self.qk_norms
+        if self._norms is not None and not self.qk_norm_per_head:
+            q_norm, k_norm = self._norms
             q, k = q_norm(q), k_norm(k)
         q = q.view(-1, shape.num_heads, shape.head_dim)
         k = k.view(-1, shape.num_kv_heads, shape.head_dim)
         v = v.view(-1, shape.num_kv_heads, shape.head_dim)
-        if self.qk_norms is not None and self.qk_norm_per_head:
-            q_norm, k_norm = self.qk_norms
-            q_norm(q, out=q)
-            k_norm(k, out=k)
         return q, k, v

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from llmserve.kernels import Kernels, LayerParameters, NormParameters
+from llmserve.kernels import Kernels, LayerParameters
 from llmserve.layers.attention import Attention, AttentionInputs
 from llmserve.layers.linear import INTERMEDIATE
 from llmserve.layers.mlp import MLP
-from llmserve.layers.norm import AddNorm, RMSNorm
+from llmserve.layers.norm import AddNorm
 from llmserve.layers.scratch import Scratch
 
 
@@ -104,21 +104,21 @@ class LayerStack:
 
 def _describe(layer: DecoderLayer) -> LayerParameters:
     attention, mlp = layer.attention, layer.mlp
-    q_norm, k_norm = attention.qk_norms or (None, None)
+    q_norm, k_norm = attention.qk_norms
     rotary = attention.rotary
     return LayerParameters(
         qkv=attention.qkv.weights,
         output=attention.output.weights,
         gate_up=mlp.gate_up.weights,
         down=mlp.down.weights,
-        q_norm=_norm(q_norm),
-        k_norm=_norm(k_norm),
+        q_norm=q_norm,
+        k_norm=k_norm,
         is_qk_norm_per_head=attention.qk_norm_per_head,
         rotary=None if rotary is None else rotary.parameters,
-        post_attention_norm=_norm(layer.after_attention.post),
-        pre_mlp_norm=_norm(layer.after_attention.pre),
-        post_mlp_norm=_norm(layer.after_mlp.post),
-        next_norm=_norm(layer.after_mlp.pre),
+        post_attention_norm=layer.after_attention.post,
+        pre_mlp_norm=layer.after_attention.pre,
+        post_mlp_norm=layer.after_mlp.post,
+        next_norm=layer.after_mlp.pre,
         residual_scale=layer.after_mlp.scale,
         activation=mlp.activation,
         num_heads=attention.shape.num_heads,
@@ -128,9 +128,3 @@ def _describe(layer: DecoderLayer) -> LayerParameters:
         sliding_window=attention.shape.sliding_window,
         logit_softcap=attention.shape.logit_softcap,
     )
-
-
-def _norm(norm: RMSNorm | None) -> NormParameters | None:
-    if norm is None:
-        return None
-    return NormParameters(norm.weight, norm.eps, norm.weight_offset)

@@ -17,5 +17,4 @@ class Embedding:
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: int64 [num_tokens]; returns float32 [num_tokens, hidden_size]."""
-        rows = self._kernels.embedding(token_ids, self.weight)
-        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+        return self._kernels.embedding(token_ids, self.weight, self._scale)

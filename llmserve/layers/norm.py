@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmserve.kernels import Kernels
+from llmserve.kernels import Kernels, NormParameters
 
 
 class RMSNorm:
@@ -17,24 +17,14 @@ class RMSNorm:
         self, kernels: Kernels, weight: torch.Tensor, eps: float, weight_offset: float = 0.0
     ) -> None:
         self._kernels = kernels
-        self.weight = weight
-        self.eps = eps
-        self.weight_offset = weight_offset
+        self.parameters = NormParameters(weight, eps, weight_offset)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., size], activations or the residual stream, rows may be strided.
 
-        Returns activations: `out` or a new tensor.
+        Returns activations, a new tensor.
         """
-        return self._kernels.rms_norm(
-            x, self.weight, self.eps, weight_offset=self.weight_offset, out=out
-        )
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual += x in place; returns the norm of the sum, in x. Both [num_tokens, size]."""
-        return self._kernels.add_rms_norm(
-            x, residual, self.weight, self.eps, weight_offset=self.weight_offset, out=x
-        )
+        return self._kernels.rms_norm(x, self.parameters)
 
 
 class AddNorm:
@@ -48,8 +38,8 @@ class AddNorm:
         self, kernels: Kernels, post: RMSNorm | None, pre: RMSNorm | None, scale: float = 1.0
     ) -> None:
         self._kernels = kernels
-        self.post = post
-        self.pre = pre
+        self.post = None if post is None else post.parameters
+        self.pre = None if pre is None else pre.parameters
         self.scale = scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -57,10 +47,4 @@ class AddNorm:
 
         Returns the input of the next block: x, or `residual` itself, so read it only.
         """
-        if self.post is not None:
-            x = self.post(x, out=x)
-        if self.scale != 1.0:
-            x.mul_(self.scale)
-        if self.pre is not None:
-            return self.pre.add(x, residual)
-        return self._kernels.as_activations(residual.add_(x))
+        return self._kernels.add_norm(x, residual, self.post, self.pre, self.scale)

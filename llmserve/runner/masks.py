@@ -53,7 +53,7 @@ class MaskThread:
     """Runs the grammars of all sequences. The thread starts with the first one."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")
 
     def begin(self, followers: Iterable[GrammarFollower]) -> None:
         """Begins the next masks of those that have gone on.
@@ -67,8 +67,6 @@ class MaskThread:
                 work.append((follower, token_ids))
         if not work:
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmserve-masks")
         job = self._pool.submit(_advance, work)
         for place, (follower, _) in enumerate(work):
             follower.expect(job, place)

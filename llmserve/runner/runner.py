@@ -190,5 +190,7 @@ class ModelRunner:
         for begin in range(0, len(targets), num_rows):
             end = begin + num_rows
             logits = self._compute_logits(hidden[begin:end])
-            entries += self._sampler.prompt_logprobs(logits, targets[begin:end].tolist(), k)
+            entries += self._sampler.prompt_logprobs(
+                logits, targets[begin:end].tolist(), k
+            ).result()
         return entries

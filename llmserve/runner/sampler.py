@@ -10,13 +10,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from llmserve.core import SamplingParams, SeqResult, TokenLogprobs
-from llmserve.kernels import SAMPLING_ROW, STATUS_INVALID, STATUS_OK, Kernels
+from llmserve.kernels import (
+    SAMPLING_ROW,
+    STATUS_INVALID,
+    STATUS_OK,
+    Kernels,
+    PendingLogprobs,
+    RowEdit,
+    RowLogprobs,
+    SampledRows,
+    SampledTokens,
+)
 from llmserve.runner.masks import GrammarFailedError, GrammarFollower, MaskThread
 from llmserve.runner.thinking import ThinkingFollower
 
@@ -89,75 +100,103 @@ class Sampler:
         has failed, gives a result with `error` and leaves its sequence as it was. Raises KeyError
         for an unknown id.
         """
+        return self.collect(self.launch(logits, request_ids))
+
+    def launch(self, logits: torch.Tensor, request_ids: Sequence[str]) -> Sampling:
+        """The device's part of sample(); the tokens need not be known when it returns.
+
+        Until collect(), sequences that depend on their output may not be sampled again.
+        """
         sequences = [self._sequences[request_id] for request_id in request_ids]
-        wanted = [i for i, s in enumerate(sequences) if s.sampling.num_logprobs is not None]
-        raw_rows = [i for i in wanted if sequences[i].has_edits or sequences[i].grammar is not None]
-        raw = logits[raw_rows] if raw_rows else None
         masks, failed = _grammar_masks(sequences)
-        for i, sequence in enumerate(sequences):
-            if sequence.has_edits and i not in failed:
-                sequence.edit(logits[i].numpy())
+        wanted = [i for i, s in enumerate(sequences) if s.sampling.num_logprobs is not None]
+        is_changed = any(sequences[i].has_edits or sequences[i].grammar for i in wanted)
+        raw = self._kernels.gather_rows(logits, np.asarray(wanted)) if is_changed else None
+        edits = [s.edit(i) for i, s in enumerate(sequences) if s.has_edits and i not in failed]
+        if edits:
+            self._kernels.edit_logits(logits, edits)
 
         slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
         sampled = self._kernels.sample_rows(logits, self._params[slots], masks)
-        is_ok = sampled["status"] == STATUS_OK
-        is_ok[list(failed)] = False
-        self._params["counter"][slots[is_ok]] += np.uint64(1)
+        self._params["counter"][slots] += np.uint64(1)
+        for sequence in sequences:
+            sequence.num_output_tokens += 1
 
-        if raw is not None:
-            logits[raw_rows] = raw
-        token_ids = sampled["token_id"]
-        logprobs = self._logprobs(logits, token_ids, sequences, [i for i in wanted if is_ok[i]])
+        logprobs = None
+        if wanted:
+            rows = np.asarray(wanted, np.int32)
+            logprobs = self._kernels.logprob_rows(
+                logits if raw is None else raw,
+                rows if raw is None else np.arange(len(wanted), dtype=np.int32),
+                SampledTokens(sampled, rows),
+                max(sequences[i].sampling.num_logprobs or 0 for i in wanted),
+            )
+        return Sampling(sequences, failed, sampled, wanted, logprobs)
+
+    def collect(self, sampling: Sampling) -> list[SeqResult]:
+        """The rest of sample(), once the device has done its part. May run in another thread."""
+        sequences, failed = sampling.sequences, sampling.failed
+        sampled = sampling.sampled.result()
+        logprobs = _logprobs(sampling, sampled["token_id"])
         results = []
         for i, (token_id, status) in enumerate(
-            zip(token_ids.tolist(), sampled["status"].tolist(), strict=True)
+            zip(sampled["token_id"].tolist(), sampled["status"].tolist(), strict=True)
         ):
+            sequence = sequences[i]
+            if status == STATUS_OK and i not in failed:
+                sequence.append(token_id)
+                results.append(SeqResult((token_id,), logprobs.get(i, ())))
+                continue
+            sequence.num_output_tokens -= 1
+            if not sequence.is_closed:
+                self._params["counter"][sequence.slot] -= np.uint64(1)
             if i in failed:
                 results.append(SeqResult(error=_NO_GRAMMAR, is_callers_fault=True))
-                continue
-            has_grammar = sequences[i].grammar is not None
-            if status not in (STATUS_OK, STATUS_INVALID) and has_grammar:
+            elif status != STATUS_INVALID and sequence.grammar is not None:
                 results.append(SeqResult(error=_NO_ALLOWED, is_callers_fault=True))
-                continue
-            if status != STATUS_OK:
+            else:
                 results.append(SeqResult(error=_INVALID if status == STATUS_INVALID else _EMPTY))
-                continue
-            sequences[i].append(token_id)
-            results.append(SeqResult((token_id,), logprobs.get(i, ())))
         self._mask_thread.begin(s.grammar for s in sequences if s.grammar is not None)
         return results
 
     def prompt_logprobs(
         self, logits: torch.Tensor, target_ids: Sequence[int], k: int
-    ) -> list[TokenLogprobs]:
+    ) -> PromptRows:
         """Log-probabilities of target_ids[i] and of the k best tokens in row i.
 
         logits: float32 [num_rows, vocab_size]. A row with NaN or +inf gives NaN.
         """
         row_ids = np.arange(len(target_ids), dtype=np.int32)
-        return _token_logprobs(self._kernels, logits, row_ids, np.asarray(target_ids, np.int32), k)
-
-    def _logprobs(
-        self,
-        logits: torch.Tensor,
-        token_ids: npt.NDArray[np.int32],
-        sequences: list[_Sequence],
-        rows: list[int],
-    ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        if not rows:
-            return {}
-        ks = [sequences[i].sampling.num_logprobs or 0 for i in rows]
-        row_ids = np.asarray(rows, np.int32)
-        entries = _token_logprobs(self._kernels, logits, row_ids, token_ids[row_ids], max(ks))
-        return {
-            i: (TokenLogprobs(e.token_id, e.logprob, e.rank, e.top_ids[:k], e.top_logprobs[:k]),)
-            for i, e, k in zip(rows, entries, ks, strict=True)
-        }
+        token_ids = np.asarray(target_ids, np.int32)
+        return PromptRows(token_ids, self._kernels.logprob_rows(logits, row_ids, token_ids, k))
 
     def _grow(self) -> None:
         size = len(self._params)
         self._params = np.concatenate([self._params, np.zeros(size, SAMPLING_ROW)])
         self._free_slots.extend(range(size, 2 * size))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What Sampler.launch began: row i of the logits belongs to sequences[i]."""
+
+    sequences: list[_Sequence]
+    failed: set[int]  # rows whose grammar has failed
+    sampled: SampledRows
+    wanted: list[int]  # rows whose log-probabilities are in `logprobs`
+    logprobs: PendingLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Log-probabilities of prompt tokens that may not be known yet."""
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: PendingLogprobs
+
+    def result(self) -> list[TokenLogprobs]:
+        """May be called once the device has done its part."""
+        return _token_logprobs(self.token_ids, self.logprobs.result())
 
 
 class _Sequence:
@@ -173,8 +212,12 @@ class _Sequence:
         self.slot = slot
         self.sampling = sampling
         self.output_token_ids = list(output_token_ids)
-        self._allowed_ids = _as_ids(sampling.allowed_token_ids or ())
-        self._stop_ids = _as_ids((*sampling.eos_token_ids, *sampling.stop_token_ids))
+        self.num_output_tokens = len(output_token_ids)  # with those that are not known yet
+        self.is_closed = False
+        self._allowed_ids: Ids | None = None
+        if sampling.allowed_token_ids is not None:
+            self._allowed_ids = np.unique(_as_ids(sampling.allowed_token_ids))
+        self._stop_ids = np.unique(_as_ids((*sampling.eos_token_ids, *sampling.stop_token_ids)))
         bias = dict(sampling.logit_bias)
         self._bias_ids = _as_ids(bias)
         self._bias = np.array([bias[id] for id in self._bias_ids.tolist()], np.float32)
@@ -203,22 +246,25 @@ class _Sequence:
 
     @property
     def has_edits(self) -> bool:
-        return self._is_always_edited or len(self.output_token_ids) < self.sampling.min_tokens
+        return self._is_always_edited or self.num_output_tokens < self.sampling.min_tokens
 
-    def edit(self, row: Floats) -> None:
-        """Applies masks, bias and penalties to logits [vocab_size], in vLLM's order.
-
-        The grammar's mask comes when the row is sampled.
-        """
-        self._mask(row)
-        if len(self._bias_ids):
-            is_inside = self._bias_ids < len(row)
-            row[self._bias_ids[is_inside]] += self._bias[is_inside]
+    def edit(self, row: int) -> RowEdit:
+        """Masks, bias and penalties. The grammar's mask comes when the row is sampled."""
+        edit = RowEdit(
+            row,
+            allowed_ids=self._allowed_ids,
+            banned_ids=self._banned_ids(),
+            bias_ids=self._bias_ids,
+            bias=self._bias,
+        )
         if self._counts is not None:
-            self._counts.penalize(row, self.sampling)
-        if self._thinking is not None and self._thinking.forced_token_id is not None:
-            row.fill(-np.inf)
-            row[self._thinking.forced_token_id] = 0.0
+            edit.penalty_ids, edit.penalty_counts = self._counts.counts()
+            edit.repetition_penalty = self.sampling.repetition_penalty
+            edit.frequency_penalty = self.sampling.frequency_penalty
+            edit.presence_penalty = self.sampling.presence_penalty
+        if self._thinking is not None:
+            edit.forced_token_id = self._thinking.forced_token_id
+        return edit
 
     def append(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
@@ -231,22 +277,18 @@ class _Sequence:
 
     def close(self) -> None:
         """The sequence is gone."""
+        self.is_closed = True
         if self.grammar is not None:
             self.grammar.close()
 
-    def _mask(self, row: Floats) -> None:
-        """Sets the logits of tokens that may not come next to -inf."""
-        if self.sampling.allowed_token_ids is not None:
-            allowed = self._allowed_ids[self._allowed_ids < len(row)]
-            logits = row[allowed]
-            row.fill(-np.inf)
-            row[allowed] = logits
+    def _banned_ids(self) -> Ids:
+        """Tokens that may not come next."""
         banned = [word[-1] for word in self.sampling.bad_words_token_ids if self._completes(word)]
-        if banned:
-            ids = _as_ids(banned)
-            row[ids[ids < len(row)]] = -np.inf
-        if len(self.output_token_ids) < self.sampling.min_tokens and not self._must_end:
-            row[self._stop_ids[self._stop_ids < len(row)]] = -np.inf
+        if self.num_output_tokens < self.sampling.min_tokens and not self._must_end:
+            if not banned:
+                return self._stop_ids
+            banned += self._stop_ids.tolist()
+        return np.unique(_as_ids(banned))
 
     @property
     def _must_end(self) -> bool:
@@ -301,23 +343,9 @@ class _TokenCounts:
             self._size += 1
         self._counts[place] += 1
 
-    def penalize(self, row: Floats, sampling: SamplingParams) -> None:
-        """Lowers the logits of known tokens in row [vocab_size].
-
-        Repetition (Keskar et al., CTRL, 2019, arXiv 1909.05858) divides positive logits and
-        multiplies negative ones; frequency is subtracted per occurrence in the output, presence
-        once for a token that occurs there.
-        """
-        ids, counts = self._ids[: self._size], self._counts[: self._size]
-        is_inside = ids < len(row)
-        ids, counts = ids[is_inside], counts[is_inside]
-        logits = row[ids]
-        if sampling.repetition_penalty != 1.0:
-            penalty = np.float32(sampling.repetition_penalty)
-            logits = np.where(logits > 0, logits / penalty, logits * penalty)
-        logits -= np.float32(sampling.frequency_penalty) * counts
-        logits -= np.float32(sampling.presence_penalty) * (counts > 0)
-        row[ids] = logits
+    def counts(self) -> tuple[Ids, Floats]:
+        """The tokens, and how often each is in the output. Valid until the next add()."""
+        return self._ids[: self._size], self._counts[: self._size]
 
 
 def _as_ids(token_ids: Sequence[int] | dict[int, float]) -> Ids:
@@ -325,14 +353,22 @@ def _as_ids(token_ids: Sequence[int] | dict[int, float]) -> Ids:
     return np.fromiter((token_id for token_id in token_ids if token_id >= 0), np.int64)
 
 
-def _token_logprobs(
-    kernels: Kernels,
-    logits: torch.Tensor,
-    row_ids: npt.NDArray[np.int32],
-    token_ids: npt.NDArray[np.int32],
-    k: int,
-) -> list[TokenLogprobs]:
-    values = kernels.logprob_rows(logits, row_ids, token_ids, k)
+def _logprobs(
+    sampling: Sampling, token_ids: npt.NDArray[np.int32]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """By row."""
+    if sampling.logprobs is None:
+        return {}
+    rows = sampling.wanted
+    ks = [sampling.sequences[i].sampling.num_logprobs or 0 for i in rows]
+    entries = _token_logprobs(token_ids[rows], sampling.logprobs.result())
+    return {
+        i: (TokenLogprobs(e.token_id, e.logprob, e.rank, e.top_ids[:k], e.top_logprobs[:k]),)
+        for i, e, k in zip(rows, entries, ks, strict=True)
+    }
+
+
+def _token_logprobs(token_ids: npt.NDArray[np.int32], values: RowLogprobs) -> list[TokenLogprobs]:
     columns = (token_ids, values.logprobs, values.ranks, values.top_ids, values.top_logprobs)
     return [
         TokenLogprobs(token_id, logprob, rank, tuple(top_ids), tuple(top_logprobs))

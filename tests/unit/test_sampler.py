@@ -318,7 +318,7 @@ def test_prompt_logprobs_are_those_of_the_targets() -> None:
     logits = make_logits(6, seed=3)
     targets = [0, 49, 7, 7, 20, 3]
 
-    entries = Sampler(CPUKernels()).prompt_logprobs(logits, targets, 2)
+    entries = Sampler(CPUKernels()).prompt_logprobs(logits, targets, 2).result()
 
     for raw, entry, token_id in zip(logits, entries, targets, strict=True):
         check_logprobs(entry, raw, token_id, 2)
