@@ -103,11 +103,10 @@ def _add_flag(section: argparse._ArgumentGroup, setting: Field[Any]) -> None:
     if setting.default not in (None, (), "") and not isinstance(setting.default, bool):
         text += f" (default: {setting.default})"
     help_text = text.replace("%", "%%")
-    if setting.type == "bool":
-        default = "on" if setting.default else "off"
-        section.add_argument(
-            name, action=argparse.BooleanOptionalAction, help=f"{help_text} (default: {default})"
-        )
+    if _is_switch(setting):
+        if setting.default is not None:
+            help_text += f" (default: {'on' if setting.default else 'off'})"
+        section.add_argument(name, action=argparse.BooleanOptionalAction, help=help_text)
         return
     metavar = setting.metadata["metavar"] or _type_name(setting)
     is_list = setting.type == "tuple[str, ...]"
@@ -138,6 +137,10 @@ class _ListAction(argparse.Action):
 
 def _group_class(group: Field[Any]) -> type[Any]:
     return typing.cast("type[Any]", typing.get_type_hints(ServerConfig)[group.name])
+
+
+def _is_switch(setting: Field[Any]) -> bool:
+    return str(setting.type).partition(" | ")[0] == "bool"
 
 
 def _type_name(setting: Field[Any]) -> str:
@@ -239,7 +242,7 @@ def _convert(setting: Field[Any], value: Any, source: str) -> Any:
         return _to_list(value, source)
     if isinstance(value, dict) and setting.metadata["metavar"] == "JSON":
         return json.dumps(value)
-    if isinstance(value, bool) != (setting.type == "bool") and not isinstance(value, str):
+    if isinstance(value, bool) != _is_switch(setting) and not isinstance(value, str):
         raise StartupError(f"{source} is {value!r}; it must be of type {setting.type}")
     if isinstance(value, bool):
         return value

@@ -148,6 +148,10 @@ class SchedulerConfig:
         "order of waiting requests: first come first served, or by the request's priority",
         choices=("fcfs", "priority"),
     )
+    async_scheduling: bool | None = setting(
+        None,
+        "schedule and launch a step while the one before it runs; default: with CUDA",
+    )
 
     def __post_init__(self) -> None:
         _one_of(self)
@@ -164,10 +168,16 @@ class SchedulerConfig:
         """Most tokens in one step."""
         return self.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, self.max_num_seqs)
 
+    @property
+    def max_steps_in_flight(self) -> int:
+        """How many steps may be scheduled before the first of them has ended."""
+        return 2 if self.async_scheduling else 1
+
     def for_cuda(self) -> SchedulerConfig:
-        """With the token budget of CUDA, where none is set."""
+        """With the defaults of CUDA, where nothing is set."""
         budget = self.max_num_batched_tokens or max(_CUDA_TOKEN_BUDGET, self.max_num_seqs)
-        return replace(self, max_num_batched_tokens=budget)
+        is_async = self.async_scheduling is not False
+        return replace(self, max_num_batched_tokens=budget, async_scheduling=is_async)
 
 
 @dataclass(frozen=True, slots=True)

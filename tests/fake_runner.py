@@ -82,6 +82,7 @@ class _Row:
     num_prompt_tokens: int
     sampling: SamplingParams
     block_tables: list[list[int]]
+    is_broken: bool = False  # it lacks a token; what it gives from now on must not matter
 
 
 class FakeRunner:
@@ -90,6 +91,7 @@ class FakeRunner:
     `script`: output tokens of every sequence, by index; the last one repeats. Without it tokens
     are hashes of the cache content. `step_delay_s`: how long a step takes. `fails`: a step for
     which it returns true raises RuntimeError and leaves garbage in the slots it was to write.
+    `fails_alone`: a sequence for which it returns true in a step gives an error instead of a token.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class FakeRunner:
         script: Sequence[int] | None = None,
         step_delay_s: float = 0.0,
         fails: Callable[[StepPlan], bool] | None = None,
+        fails_alone: Callable[[str], bool] | None = None,
     ) -> None:
         self.num_steps = 0
         self.num_probes = 0
@@ -109,6 +112,7 @@ class FakeRunner:
         self._script = script
         self._step_delay_s = step_delay_s
         self._fails = fails
+        self._fails_alone = fails_alone
         self._slots = np.full((num_blocks, spec.block_size), _GARBAGE, dtype=np.uint64)
         self._rows: dict[str, _Row] = {}
 
@@ -132,7 +136,7 @@ class FakeRunner:
             raise RuntimeError("injected failure")
         return StepResult(
             [
-                self._run(self._rows[request_id], num_computed, num_scheduled, is_sampling)
+                self._run(request_id, num_computed, num_scheduled, is_sampling)
                 for request_id, num_computed, num_scheduled, is_sampling in zip(
                     plan.request_ids,
                     plan.num_computed_tokens,
@@ -187,6 +191,7 @@ class FakeRunner:
         for request_id, start, count in zip(
             plan.request_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True
         ):
+            self._rows[request_id].is_broken = True
             for table in self._rows[request_id].block_tables:
                 for position in range(start, start + count):
                     self._slots[table[position // size], position % size] = _GARBAGE
@@ -197,8 +202,14 @@ class FakeRunner:
         return table[start // size : -(-end // size)]
 
     def _run(
-        self, row: _Row, num_computed: int, num_scheduled: int, is_sampling: bool
+        self, request_id: str, num_computed: int, num_scheduled: int, is_sampling: bool
     ) -> SeqResult:
+        row = self._rows[request_id]
+        if row.is_broken:
+            return SeqResult((0,) if is_sampling else ())
+        if is_sampling and self._fails_alone is not None and self._fails_alone(request_id):
+            row.is_broken = True
+            return SeqResult(error="injected failure")
         end = num_computed + num_scheduled
         assert end <= len(row.token_ids)
         assert is_sampling == (end == len(row.token_ids))

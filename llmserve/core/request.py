@@ -20,8 +20,9 @@ class RequestStatus(enum.Enum):
 class Request:
     """A sequence: prompt, output so far, and how much of both is in the KV cache.
 
-    Invariants: `token_ids` is prompt + output; `num_computed_tokens <= len(token_ids)`;
-    block tables (owned by the KVCacheManager) cover `num_computed_tokens` slots at least.
+    Invariants: `token_ids` is prompt + output as far as it is known; block tables (owned by the
+    KVCacheManager) cover `num_computed_tokens` slots. These count what steps in flight compute,
+    among it perhaps a token behind `token_ids` that only the runner knows.
     A request with n > 1 becomes n sequences; the second and later ones name the first in
     `parent_id` and share its prompt blocks when they start while the first is running.
     """

@@ -1,9 +1,10 @@
 """AsyncEngine: the coroutine around Engine.
 
 One event loop, and the threads of StepThreads. `schedule` and `update` run on the loop, the steps
-beside it. While a step is in flight, handlers only append to two inboxes (new requests, aborts),
-which the loop drains before it schedules again; so there are no locks. Nothing here waits for a
-consumer: deltas are put into a stream's own queue, whose length max_tokens bounds.
+beside it; with asynchronous scheduling the next step is launched before the one that runs has
+ended. While steps are in flight, handlers only append to two inboxes (new requests, aborts), which
+the loop drains before it schedules again; so there are no locks. Nothing here waits for a consumer:
+deltas are put into a stream's own queue, whose length max_tokens bounds.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import enum
 import logging
 import time
 
-from llmserve.core import BeamParams, GenerationRequest, OutputDelta, StepPlan
+from llmserve.core import BeamParams, GenerationRequest, OutputDelta, StepPlan, StepResult
 from llmserve.engine.beams import search_beams
 from llmserve.engine.engine import Engine
 from llmserve.engine.stats import EngineStats
-from llmserve.engine.step_threads import Executor, StepThreads
+from llmserve.engine.step_threads import Executor, StepSkippedError, StepThreads
 from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingError, EngineError
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,9 @@ class AsyncEngine:
         self.state = EngineState.STARTING
         self._engine = engine
         self._threads = StepThreads(executor)
+        # Steps in flight, oldest first.
+        self._steps: collections.deque[tuple[StepPlan, asyncio.Future[StepResult]]]
+        self._steps = collections.deque()
         self._new: list[tuple[GenerationRequest, RequestStream, float]] = []
         self._aborted: list[str] = []
         self._beam_searches: dict[str, asyncio.Task[None]] = {}  # by request id
@@ -206,6 +210,8 @@ class AsyncEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for _, future in self._steps:
+            future.cancel()
         self._die("the server has shut down")
         await asyncio.get_running_loop().run_in_executor(None, self._threads.close)
 
@@ -235,25 +241,33 @@ class AsyncEngine:
                 self._drain_inboxes()
                 if not self._engine.num_unfinished and not self._beam_searches:
                     self._idle.set()
-                if not self._engine.has_work:
+                self._launch_steps()
+                if self._steps:
+                    await self._end_step()
+                elif self._engine.has_work:
+                    await asyncio.sleep(0)
+                else:
                     self._wake.clear()
                     await self._wake.wait()
-                    continue
-                await self._step()
         except asyncio.CancelledError:
             raise
         except Exception:
             logger.exception("the engine has stopped after an error")
             self._die("the engine has stopped after an error; restart the server")
 
-    async def _step(self) -> None:
-        plan = self._engine.schedule()
-        if plan.is_empty:
-            # Only finished sequences to release: the next plan that computes carries them.
-            await asyncio.sleep(0)
-            return
+    def _launch_steps(self) -> None:
+        """Keeps as many steps in flight as there may be and have something to compute."""
+        while len(self._steps) < self._engine.max_steps_in_flight and self._engine.has_work:
+            plan = self._engine.schedule()
+            if plan.is_empty:
+                return
+            self._steps.append((plan, self._threads.submit(plan)))
+
+    async def _end_step(self) -> None:
+        """Waits for the oldest step in flight and applies what it gave."""
+        plan, future = self._steps.popleft()
         try:
-            result = await self._threads.submit(plan)
+            result = await future
         except Exception as error:
             await self._recover(plan, error)
         else:
@@ -263,6 +277,12 @@ class AsyncEngine:
         """Fails the step's requests; goes on only if a forward pass still works."""
         logger.error("a step of %d requests failed", len(plan.request_ids), exc_info=error)
         self._engine.fail_step(plan, error)
+        while self._steps:
+            later, future = self._steps.popleft()
+            await asyncio.wait([future])
+            if not isinstance(future.exception(), StepSkippedError | None):
+                logger.error("a step behind it failed too", exc_info=future.exception())
+            self._engine.discard_step(later)
         await self._threads.probe()
 
     def _die(self, message: str) -> None:

@@ -1,7 +1,8 @@
 """Engine: what to run and what became of it, and from token events to streams.
 
 No asyncio, no threads, no executor: whoever calls schedule() runs the plan and comes back with
-update() or fail_step(). Owns one RequestState per request: its choices, and where its deltas go.
+update(), fail_step() or discard_step(). Owns one RequestState per request: its choices, and where
+its deltas go.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class Engine:
         return self._scheduler.has_work
 
     @property
+    def max_steps_in_flight(self) -> int:
+        """How many steps may be scheduled before the first of them has ended."""
+        return self._scheduler.max_steps_in_flight
+
+    @property
     def num_running(self) -> int:
         """Sequences in the running batch."""
         return self._scheduler.num_running
@@ -164,6 +170,7 @@ class Engine:
         self._states.clear()
 
     def schedule(self) -> StepPlan:
+        """An empty one has nothing to run, at least not before a step in flight has ended."""
         return self._scheduler.schedule()
 
     def update(self, plan: StepPlan, result: StepResult) -> None:
@@ -180,6 +187,10 @@ class Engine:
         now = self._clock()
         for event in self._scheduler.fail_step(plan, message):
             self._deliver(event, now)
+
+    def discard_step(self, plan: StepPlan) -> None:
+        """A step before this one failed: its requests compute again what it may have given."""
+        self._scheduler.discard_step(plan)
 
     def _deliver(self, event: TokenEvent, now: float) -> None:
         sequence_id = event.request_id

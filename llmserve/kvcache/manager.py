@@ -58,7 +58,7 @@ class KVCacheManager:
         self.prefix_cache_hits = 0  # tokens
         self.pool = make_block_pool(num_blocks)
         self._spec = spec
-        self._block_size = spec.block_size
+        self.block_size = spec.block_size
         self._max_step_tokens = max_step_tokens
         self._enable_prefix_caching = enable_prefix_caching
         self._num_groups = len(spec.groups)
@@ -88,7 +88,7 @@ class KVCacheManager:
 
         Empty for a sequence that wants prompt logprobs, which cached tokens cannot give.
         """
-        num_full = (request.num_tokens - 1) // self._block_size
+        num_full = (request.num_tokens - 1) // self.block_size
         asks_prompt = request.sampling.num_prompt_logprobs is not None
         if not self._enable_prefix_caching or asks_prompt or num_full == 0:
             return CachedPrefix(0, [])
@@ -106,7 +106,7 @@ class KVCacheManager:
             start = 0 if needed is None else max(0, num_rows - needed)
             found[:start] = [NULL_BLOCK] * start
         rows = [list(row) for row in zip(*(found[:num_rows] for found in cached), strict=True)]
-        return CachedPrefix(num_rows * self._block_size, rows)
+        return CachedPrefix(num_rows * self.block_size, rows)
 
     def start(self, request: Request, num_new_tokens: int, prefix: CachedPrefix) -> bool:
         """Takes the cached prefix and blocks for the `num_new_tokens` tokens behind it.
@@ -142,15 +142,15 @@ class KVCacheManager:
             return None
         return self._grow(blocks, num_new_rows)
 
-    def cache_blocks(self, request: Request) -> None:
-        """Makes the full blocks up to `request.num_computed_tokens` findable.
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Makes the full blocks of the first `num_tokens` tokens findable.
 
-        Call it only when the step that computed them has succeeded.
+        Call it only when the steps that computed them have succeeded.
         """
         if not self._enable_prefix_caching:
             return
         blocks = self._blocks[request.request_id]
-        num_full = request.num_computed_tokens // self._block_size
+        num_full = num_tokens // self.block_size
         hashes = self._hashes_of(request, num_full)
         for i in range(blocks.num_cached, num_full):
             self.pool.cache(hashes[i], blocks.rows[i])
@@ -165,10 +165,10 @@ class KVCacheManager:
         if there is no room or a window of the parent has moved past the prompt.
         """
         blocks = self._blocks[parent.request_id]
-        last = (child.num_prompt_tokens - 1) // self._block_size  # row of the last prompt token
+        last = (child.num_prompt_tokens - 1) // self.block_size  # row of the last prompt token
         rows = [list(row) for row in blocks.rows[:last]]
         sources = blocks.rows[last]
-        starts = [max(0, child.num_prompt_tokens - w) // self._block_size for w, _ in self._windows]
+        starts = [max(0, child.num_prompt_tokens - w) // self.block_size for w, _ in self._windows]
         for start, (_, groups) in zip(starts, self._windows, strict=True):
             if any(NULL_BLOCK in row[groups] for row in blocks.rows[start : last + 1]):
                 return None
@@ -217,7 +217,7 @@ class KVCacheManager:
                 raise RuntimeError(f"block {block_id} has a wrong reference count")
 
     def _num_rows(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return -(-num_tokens // self.block_size)
 
     def _grow(self, blocks: SequenceBlocks, num_new_rows: int) -> BlockIds:
         """Appends rows of fresh blocks; the caller knows that there are enough."""
@@ -230,10 +230,15 @@ class KVCacheManager:
         return _columns(new)
 
     def _drop_behind_windows(self, blocks: SequenceBlocks, num_computed_tokens: int) -> None:
-        """Gives back blocks that end before the first token that the next one sees."""
+        """Gives back blocks that end before the first token that the next one sees.
+
+        With a prefix cache not before it knows them, which is when their step has ended.
+        """
         for i, (window, groups) in enumerate(self._windows):
             start = blocks.num_dropped[i]
-            end = (num_computed_tokens - window + 1) // self._block_size
+            end = (num_computed_tokens - window + 1) // self.block_size
+            if self._enable_prefix_caching:
+                end = min(end, blocks.num_cached)
             if end <= start:
                 continue
             gone: list[int] = []
@@ -247,7 +252,7 @@ class KVCacheManager:
         """At least the hashes of the first `num_blocks` full blocks; computed once each."""
         hashes = self._hashes.setdefault(request.request_id, [])
         extend_block_hashes(
-            hashes, request.token_ids, num_blocks, self._block_size, request.cache_salt
+            hashes, request.token_ids, num_blocks, self.block_size, request.cache_salt
         )
         return hashes
 

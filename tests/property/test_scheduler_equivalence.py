@@ -6,6 +6,8 @@ content of its cache, and compares with tokens that were computed without any of
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +54,8 @@ class Setup:
     config: SchedulerConfig
     enable_prefix_caching: bool
     failing_steps: frozenset[int] = frozenset()
+    runs_after_failure: bool = False  # the step that was scheduled behind one that failed
+    failing_sequences: frozenset[tuple[int, str]] = frozenset()  # (step, request id)
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Outcome:
     num_preemptions: int = 0
     num_cached: int = 0
     num_forks: int = 0
+    num_ahead: int = 0  # steps that were scheduled while another one was in flight
 
 
 def make_spec(setup: Setup) -> KVCacheSpec:
@@ -100,6 +105,7 @@ class Driver:
             num_blocks,
             vocab_size=VOCAB_SIZE,
             fails=lambda plan: self.step_idx in setup.failing_steps,
+            fails_alone=lambda request_id: (self.step_idx, request_id) in setup.failing_sequences,
         )
         self.scheduler = Scheduler(
             setup.config,
@@ -110,6 +116,7 @@ class Driver:
             num_blocks=num_blocks,
             max_model_len=MAX_MODEL_LEN,
         )
+        self.in_flight: deque[StepPlan] = deque()
         assert self.scheduler.max_model_len == MAX_MODEL_LEN
         self.decoding: set[str] = set()  # got a token in the last step and goes on
 
@@ -117,7 +124,7 @@ class Driver:
         total = sum(a.num_choices * (len(a.prompt) + a.sampling.max_tokens) for a in self.arrivals)
         limit = 50 + 20 * total
         last_arrival = max(arrival.step for arrival in self.arrivals)
-        while self.scheduler.has_work or self.step_idx <= last_arrival:
+        while self.scheduler.has_work or self.in_flight or self.step_idx <= last_arrival:
             assert self.step_idx < limit, "requests do not end"
             self.add_arrivals()
             self.step()
@@ -146,21 +153,19 @@ class Driver:
                 self.scheduler.add(request)
 
     def step(self) -> None:
-        had_work = self.scheduler.has_work
-        plan = self.scheduler.schedule()
-        self.scheduler.check_integrity()
-        assert had_work != plan.is_empty, "a step with work computes something"
-        if plan.is_empty:
+        self.schedule()
+        self.abort_in_flight()
+        if not self.in_flight:
             return
-        self.check_plan(plan)
+        # As late as it may run: long after it was scheduled.
+        plan = self.in_flight.popleft()
         try:
             result = self.runner.execute(plan)
         except RuntimeError:
-            self.abort_in_flight()
             events = self.scheduler.fail_step(plan, "failed")
             assert all(event.finish_reason is FinishReason.ERROR for event in events)
+            self.discard_in_flight()
         else:
-            self.abort_in_flight()
             events = self.scheduler.update(plan, result)
         self.scheduler.check_integrity()
         self.decoding.clear()
@@ -173,18 +178,42 @@ class Driver:
         self.outcome.num_cached += counts.prefix_cache_hits
         self.outcome.num_forks += bool(plan.block_copies)
 
+    def schedule(self) -> None:
+        while len(self.in_flight) < self.setup.config.max_steps_in_flight:
+            had_work = self.scheduler.has_work
+            plan = self.scheduler.schedule()
+            self.scheduler.check_integrity()
+            if plan.is_empty:
+                assert self.in_flight or not had_work, "a step with work computes something"
+                return
+            self.check_plan(plan)
+            self.in_flight.append(plan)
+            self.outcome.num_ahead += len(self.in_flight) > 1
+
+    def discard_in_flight(self) -> None:
+        while self.in_flight:
+            plan = self.in_flight.popleft()
+            if self.setup.runs_after_failure:
+                with contextlib.suppress(RuntimeError):
+                    self.runner.execute(plan)
+            self.scheduler.discard_step(plan)
+
     def check_plan(self, plan: StepPlan) -> None:
         config = self.setup.config
         assert plan.total_num_scheduled_tokens <= config.token_budget
         assert len(plan.request_ids) <= config.max_num_seqs
         assert len(set(plan.released_ids)) == len(plan.released_ids)
-        assert self.decoding <= {*plan.request_ids, *plan.released_ids}, "a decode had to wait"
+        if not self.in_flight and self.setup.config.max_steps_in_flight == 1:
+            waits = self.decoding - {*plan.request_ids, *plan.released_ids}
+            assert not waits, "a decode had to wait"
         threshold = config.long_prefill_token_threshold or config.token_budget
         assert max(plan.num_scheduled_tokens) <= threshold
         for request_id, num_computed in zip(
             plan.request_ids, plan.num_computed_tokens, strict=True
         ):
-            assert num_computed < self.requests[request_id].num_tokens
+            request = self.requests[request_id]
+            assert num_computed < request.num_tokens + len(self.in_flight)
+            assert num_computed + 1 < request.max_num_tokens
 
     def abort_in_flight(self) -> None:
         for number, arrival in enumerate(self.arrivals):
@@ -293,8 +322,14 @@ def setups(draw: st.DrawFn) -> Setup:
             max_num_batched_tokens=draw(st.integers(max_num_seqs, 24)),
             long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 5])),
             scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+            async_scheduling=draw(st.booleans()),
         ),
         enable_prefix_caching=draw(st.booleans()),
+        runs_after_failure=draw(st.booleans()),
+        failing_sequences=draw(
+            st.just(frozenset())
+            | st.frozensets(st.tuples(st.integers(0, 20), st.sampled_from(["0-0", "1-0"])))
+        ),
     )
 
 
@@ -310,6 +345,7 @@ def test_tokens_do_not_depend_on_how_they_are_scheduled(
     event(f"preempted: {outcome.num_preemptions > 0}")
     event(f"prefix cache hit: {outcome.num_cached > 0}")
     event(f"forked: {outcome.num_forks > 0}")
+    event(f"scheduled ahead: {outcome.num_ahead > 0}")
     check_outcome(driver)
 
 
@@ -330,9 +366,14 @@ def test_a_failed_step_spoils_nobody_elses_tokens(
     check_outcome(driver)
 
 
+@pytest.mark.parametrize("async_scheduling", [True, False])
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
-def test_scarce_blocks_lead_to_preemption_and_the_same_tokens(enable_prefix_caching: bool) -> None:
-    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)
+def test_scarce_blocks_lead_to_preemption_and_the_same_tokens(
+    enable_prefix_caching: bool, async_scheduling: bool
+) -> None:
+    config = SchedulerConfig(
+        max_num_seqs=4, max_num_batched_tokens=16, async_scheduling=async_scheduling
+    )
     setup = Setup(4, [None, 6], 0, config, enable_prefix_caching)
     workload = [
         Arrival(0, [seed] * 5, SamplingParams(seed=seed, max_tokens=24)) for seed in range(4)

@@ -54,7 +54,7 @@ def compute(manager: KVCacheManager, request: Request, num_tokens: int | None = 
         count = num_tokens or request.num_tokens - request.num_computed_tokens
         assert manager.allocate_slots(request, count) is not None
     request.num_computed_tokens += count
-    manager.cache_blocks(request)
+    manager.cache_blocks(request, request.num_computed_tokens)
     manager.check_integrity()
     return num_cached
 
@@ -138,7 +138,7 @@ def test_blocks_of_a_step_are_found_only_after_it() -> None:
     assert manager.get_computed_blocks(make_request("b", range(12))).num_tokens == 0
 
     first.num_computed_tokens = 8
-    manager.cache_blocks(first)
+    manager.cache_blocks(first, 8)
     assert manager.get_computed_blocks(make_request("c", range(12))).num_tokens == 8
 
 
