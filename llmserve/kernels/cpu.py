@@ -53,6 +53,9 @@ class CPUKernels:
     ) -> StackedWeights:
         return StackedWeights(weights, biases)
 
+    def finish_uploads(self) -> None:
+        """Nothing is uploaded."""
+
     def compile_layers(self, layers: Iterable[LayerParameters]) -> CompiledLayers | None:
         return DecoderLayers(layers) if cpu_functions.HAS_EXT else None
 

@@ -7,7 +7,7 @@ activations are of `act_dtype`; the residual stream, norm weights and logits are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,11 @@ import torch
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
 from llmserve.kernels.reference_sampling import RowLogprobs
 from llmserve.kernels.row_edit import RowEdit
-from llmserve.kernels.weight import StackedWeights, Weight
+from llmserve.kernels.weight import Weight
+
+# What `upload` and `prepare_weights` give: for the kernels that gave it, opaque to all others.
+Matrix: TypeAlias = Any
+PreparedWeights: TypeAlias = Any
 
 
 class StepInputs(Protocol):
@@ -103,8 +107,8 @@ class Kernels(Protocol):
         """Of the activations between two kernels."""
         ...
 
-    def upload(self, weight: Weight) -> Weight:
-        """The matrix in the device's memory; itself where it is there already."""
+    def upload(self, weight: Weight) -> Matrix:
+        """The matrix in the device's memory, in the form in which kernels read it."""
         ...
 
     def upload_vector(self, vector: torch.Tensor) -> torch.Tensor:
@@ -112,9 +116,16 @@ class Kernels(Protocol):
         ...
 
     def prepare_weights(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]
-    ) -> StackedWeights:
-        """Matrices that one product multiplies with, uploaded and in the form it reads them."""
+        self, weights: Sequence[Weight | Matrix], biases: Sequence[torch.Tensor | None]
+    ) -> PreparedWeights:
+        """Matrices one below the other, for products. What is not uploaded yet is now.
+
+        The result has num_rows and num_cols.
+        """
+        ...
+
+    def finish_uploads(self) -> None:
+        """Blocks until all weights are in the device's memory."""
         ...
 
     def compile_layers(self, layers: Iterable[LayerParameters]) -> CompiledLayers | None:
@@ -128,7 +139,7 @@ class Kernels(Protocol):
         ...
 
     def embedding(
-        self, token_ids: torch.Tensor, weight: Weight, scale: float = 1.0
+        self, token_ids: torch.Tensor, weight: Matrix, scale: float = 1.0
     ) -> torch.Tensor:
         """Rows times `scale`: a new residual stream, float32 [num_tokens, num_cols]."""
         ...
@@ -138,7 +149,7 @@ class Kernels(Protocol):
         ...
 
     def stacked_linear(
-        self, x: torch.Tensor, weights: StackedWeights, out: torch.Tensor
+        self, x: torch.Tensor, weights: PreparedWeights, out: torch.Tensor
     ) -> torch.Tensor:
         """out: of act_dtype, or float32 for logits."""
         ...

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from llmserve.kernels import Kernels, Weight
+from llmserve.kernels import Kernels, Matrix
 
 
 class Embedding:
     """Rows of `weight` times `scale`."""
 
-    def __init__(self, kernels: Kernels, weight: Weight, scale: float = 1.0) -> None:
+    def __init__(self, kernels: Kernels, weight: Matrix, scale: float = 1.0) -> None:
         self._kernels = kernels
         self.weight = weight
         self._scale = scale

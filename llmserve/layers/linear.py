@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from llmserve.kernels import Kernels, Weight
+from llmserve.kernels import Kernels, Matrix, Weight
 from llmserve.layers.scratch import Scratch
 
 # The role of what is between two products of a layer.
@@ -27,7 +27,7 @@ class Linear:
     def __init__(
         self,
         kernels: Kernels,
-        weights: Sequence[Weight],
+        weights: Sequence[Weight | Matrix],
         biases: Sequence[torch.Tensor | None],
         scratch: Scratch,
         role: str,
@@ -36,8 +36,8 @@ class Linear:
         self.weights = kernels.prepare_weights(weights, biases)
         self._scratch = scratch
         self._role = role
-        self.num_cols = self.weights.num_cols
-        self.num_rows = self.weights.num_rows
+        self.num_cols: int = self.weights.num_cols
+        self.num_rows: int = self.weights.num_rows
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: activations [num_tokens, num_cols]; returns [num_tokens, num_rows], contiguous:

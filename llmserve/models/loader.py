@@ -8,7 +8,7 @@ import torch
 
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
-from llmserve.kernels import Kernels, Weight
+from llmserve.kernels import Kernels, Matrix, Weight
 from llmserve.layers import (
     MLP,
     AddNorm,
@@ -64,6 +64,7 @@ def build_decoder(
     builder = _Builder(config, weights, max_model_len, kernels)
     decoder = builder.decoder()
     weights.check_all_used()
+    kernels.finish_uploads()
     return decoder
 
 
@@ -97,10 +98,10 @@ class _Builder:
             logit_softcap=config.logit_softcap,
         )
 
-    def _output_matrix(self, embedding: Weight) -> Weight:
+    def _output_matrix(self, embedding: Matrix) -> Weight | Matrix:
         if self._config.is_tied:
             return embedding
-        return self._weights.matrix("output", embedding.num_rows, embedding.num_cols)
+        return self._weights.matrix("output", self._config.vocab_size, self._config.hidden_size)
 
     def _layer(self, index: int, layer: LayerConfig) -> DecoderLayer:
         config = self._config
@@ -192,7 +193,7 @@ class _Builder:
         return self._make_linear([weight], [bias], parameter)
 
     def _make_linear(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None], role: str
+        self, weights: Sequence[Weight | Matrix], biases: Sequence[torch.Tensor | None], role: str
     ) -> Linear:
         return Linear(self._kernels, weights, biases, self._scratch, role)
 
