@@ -6,6 +6,7 @@ With CPU tensors for device memory, as in tests, a transfer is a copy that is do
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -18,6 +19,36 @@ def host_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
+class Mark:
+    """A point in a stream's work. Any thread may wait for it, without the GIL.
+
+    Before the first record() it counts as passed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: Any = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+
+    def record(self) -> None:
+        """The mark is behind all that the current stream was given so far."""
+        if self._event is not None:
+            self._event.record()
+
+    def hold_back(self, stream: torch.cuda.Stream) -> None:
+        """What the stream is given from now on waits for the mark."""
+        stream.wait_event(self._event)
+
+    @property
+    def has_passed(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        """Raises RuntimeError if work before the mark has failed."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
 class WeightUploader:
     """Copies weights in chunks through a few pinned buffers on a stream of its own.
 
@@ -27,8 +58,7 @@ class WeightUploader:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._next = 0
-        self._buffers: list[torch.Tensor] = []
-        self._events: list[torch.cuda.Event] = []
+        self._buffers: list[tuple[torch.Tensor, Mark]] = []
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -44,28 +74,29 @@ class WeightUploader:
         stream.wait_stream(torch.cuda.current_stream())  # the memory may have had another use
         for begin in range(0, source.numel(), _CHUNK_BYTES):
             piece = source[begin : begin + _CHUNK_BYTES]
-            buffer, event = self._buffers[self._next], self._events[self._next]
+            buffer, fetched = self._buffers[self._next]
             self._next = (self._next + 1) % _NUM_CHUNKS
-            event.synchronize()
+            fetched.wait()
             pinned = buffer[: piece.numel()]
             pinned.copy_(piece)
             with torch.cuda.stream(stream):
                 target[begin : begin + piece.numel()].copy_(pinned, non_blocking=True)
-                event.record()
+                fetched.record()
         torch.cuda.current_stream().wait_stream(stream)
-        target.record_stream(stream)
 
     def finish(self) -> None:
         """Blocks until all is there, and lets the buffers go."""
         if self._stream is not None:
             self._stream.synchronize()
-        self._buffers, self._events, self._stream = [], [], None
+        self._buffers, self._stream = [], None
 
     def _prepare(self) -> torch.cuda.Stream:
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-            self._buffers = [host_buffer(_CHUNK_BYTES, self._device) for _ in range(_NUM_CHUNKS)]
-            self._events = [torch.cuda.Event() for _ in range(_NUM_CHUNKS)]
+            self._buffers = [
+                (host_buffer(_CHUNK_BYTES, self._device), Mark(self._device))
+                for _ in range(_NUM_CHUNKS)
+            ]
         return self._stream
 
 
@@ -81,56 +112,32 @@ class InputRing:
         self._target = target
         device = target.device
         self._hosts = [host_buffer(target.numel(), device) for _ in range(2)]
-        self._is_cuda = device.type == "cuda"
+        self._copies = [torch.empty_like(target) for _ in range(2)]
+        self._arrived = [Mark(device) for _ in range(2)]
+        self._taken = [Mark(device) for _ in range(2)]
+        self._stream = torch.cuda.Stream() if device.type == "cuda" else None
         self._turn = 0
-        if self._is_cuda:
-            self._stream = torch.cuda.Stream()
-            self._copies = [torch.empty_like(target) for _ in range(2)]
-            self._arrived = [torch.cuda.Event() for _ in range(2)]
-            self._taken = [torch.cuda.Event() for _ in range(2)]
 
     def take(self) -> torch.Tensor:
         """uint8 [num_bytes] to fill; waits until its last content has arrived."""
         self._turn ^= 1
-        if self._is_cuda:
-            self._arrived[self._turn].synchronize()
+        self._arrived[self._turn].wait()
         return self._hosts[self._turn]
 
     def upload(self, num_bytes: int) -> None:
         """The first bytes of what take() gave become those of the target, for work given later."""
-        host = self._hosts[self._turn][:num_bytes]
-        if not self._is_cuda:
-            self._target[:num_bytes].copy_(host)
-            return
-        copy, arrived, taken = (x[self._turn] for x in (self._copies, self._arrived, self._taken))
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(taken)
-            copy[:num_bytes].copy_(host, non_blocking=True)
-            arrived.record()
-        current = torch.cuda.current_stream()
-        current.wait_event(arrived)
-        self._target[:num_bytes].copy_(copy[:num_bytes])
-        taken.record(current)
-
-
-class Arrival:
-    """A point in the device's work. Threads may wait for it without the GIL."""
-
-    def __init__(self, device: torch.device) -> None:
-        """The point behind all that the current stream was given so far."""
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    @property
-    def has_passed(self) -> bool:
-        return self._event is None or self._event.query()
-
-    def wait(self) -> None:
-        """Raises RuntimeError if work before it has failed."""
-        if self._event is not None:
-            self._event.synchronize()
+        host, copy = self._hosts[self._turn][:num_bytes], self._copies[self._turn][:num_bytes]
+        arrived, taken = self._arrived[self._turn], self._taken[self._turn]
+        if self._stream is None:
+            copy.copy_(host)
+        else:
+            taken.hold_back(self._stream)
+            with torch.cuda.stream(self._stream):
+                copy.copy_(host, non_blocking=True)
+                arrived.record()
+            arrived.hold_back(torch.cuda.current_stream())
+        self._target[:num_bytes].copy_(copy)
+        taken.record()
 
 
 def upload_bytes(parts: Iterable[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
