@@ -39,7 +39,8 @@ def make_compiler(tokenizer: ByteTokenizer | None = None, **options: Any) -> Gra
     return GrammarCompiler(tokenizer, tokenizer.vocab_size, (EOS_ID,), **options)
 
 
-COMPILER = make_compiler()
+# What is refused for its size or kind must not be for the time that a busy machine takes.
+COMPILER = make_compiler(timeout_s=120)
 
 
 def allowed(mask: bytes) -> set[int]:

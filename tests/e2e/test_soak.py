@@ -65,7 +65,7 @@ async def run_all(url: str) -> list[tuple[int, int]]:
 
 
 def wait_until_idle(server: ServerProcess) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if server.metric("num_requests_running") + server.metric("num_requests_waiting") == 0:
             return
@@ -132,7 +132,7 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
     demo_server: ServerProcess,
 ) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
-    slowest = 0.0
+    tokenizing_s = []
 
     async def probe(client: httpx.AsyncClient, done: asyncio.Event) -> float:
         worst = 0.0
@@ -148,7 +148,9 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
             done = asyncio.Event()
             probing = asyncio.create_task(probe(client, done))
             for _ in range(3):
+                begin = time.perf_counter()
                 answer = await client.post("/tokenize", json={"prompt": text})
+                tokenizing_s.append(time.perf_counter() - begin)
                 assert answer.status_code == 200
                 refused = await client.post("/v1/completions", json={"prompt": text})
                 assert refused.status_code == 400
@@ -158,4 +160,4 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
     slowest = asyncio.run(run())
 
     # The client shares two cores with the server, so this bounds more than the server's loop.
-    assert slowest < 0.25
+    assert slowest < min(tokenizing_s) / 2

@@ -74,7 +74,7 @@ def test_idle_workers_use_no_cpu() -> None:
 
     time.sleep(0.3)
 
-    assert time.process_time() - before < 0.05
+    assert time.process_time() - before < 0.15
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")

@@ -147,13 +147,13 @@ class Served:
         return answer.json
 
     async def wait_idle(self) -> None:
-        """Until the engine has nothing left; fails after 5 s."""
+        """Until the engine has nothing left; fails after 30 s."""
         await wait_for(lambda: not self.engine.num_unfinished and not self.scheduler.num_running)
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
-    """Fails after 5 s."""
-    for _ in range(1000):
+    """Fails after 30 s."""
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.005)

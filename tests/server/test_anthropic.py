@@ -418,7 +418,7 @@ async def test_silence_is_filled_with_ping_events() -> None:
     async with serving(sse_ping_interval=0.05) as served:
         served.runner.hold()
         asked = asyncio.create_task(send(served, stream=True))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.6)
         served.runner.release()
         raw = (await asked).raw
 

@@ -275,7 +275,7 @@ async def test_cancelled_request_leaves_nothing_behind(
         async for _ in response.aiter_lines():
             break
 
-    for _ in range(200):
+    for _ in range(1000):
         if server.metric("num_requests_running") == 0:
             break
         await asyncio.sleep(0.02)

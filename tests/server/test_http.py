@@ -28,7 +28,7 @@ async def raw(served: Served, data: bytes) -> tuple[int, dict[str, str], bytes]:
     writer.write(data)
     await writer.drain()
     try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         lines = head.decode("latin-1").split("\r\n")
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
@@ -168,7 +168,7 @@ async def test_connection_is_reused_after_errors_and_streams(served: Served) -> 
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
         )
-        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode().lower()
+        head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode().lower()
         assert head.startswith(f"http/1.1 {status}")
         assert "connection: close" not in head
         if "transfer-encoding: chunked" in head:
@@ -187,13 +187,13 @@ async def test_chunked_bodies_and_expect_continue_are_served(served: Served) -> 
         b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
 
-    interim = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    interim = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
     for start in range(0, len(data), 7):
         piece = data[start : start + 7]
         writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         await asyncio.sleep(0)
     writer.write(b"0\r\n\r\n")
-    final = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    final = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
     writer.close()
 
     assert interim.startswith(b"HTTP/1.1 100")
@@ -211,7 +211,7 @@ async def test_half_sent_bodies_block_nobody(served: Served) -> None:
         writer.write(head + (b'{"model":' if i % 2 else b""))
         writers.append(writer)
 
-    answer = await asyncio.wait_for(served.complete(), 5)
+    answer = await asyncio.wait_for(served.complete(), 30)
 
     assert answer.status == 200
     for writer in writers:
@@ -224,10 +224,10 @@ async def test_connection_ends_when_the_head_of_a_request_does_not_come(before: 
         reader, writer = await asyncio.open_connection(*served.host_port)
         writer.write(before)
         if before:
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: ")
 
-        rest = await asyncio.wait_for(reader.read(), 5)
+        rest = await asyncio.wait_for(reader.read(), 30)
 
     assert rest in (b"", b'{"status":"ok"}')
     writer.close()

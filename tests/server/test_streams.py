@@ -207,7 +207,7 @@ async def test_headers_and_role_arrive_before_the_first_token(served: Served) ->
 
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
     async with served.session.post(served.url + CHAT, json={**body, "max_tokens": 1}) as response:
-        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 5)
+        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 30)
         served.runner.release()
         rest = await response.read()
 

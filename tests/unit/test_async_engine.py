@@ -104,7 +104,7 @@ async def collect(stream: RequestStream) -> list[OutputDelta]:
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.005)
@@ -259,16 +259,14 @@ async def test_prompt_that_leaves_no_room_is_refused_at_once(setup: Setup) -> No
 
 
 async def test_event_loop_runs_while_a_step_does(setup: Setup) -> None:
-    setup.runner.delay_s = 0.2
-    stream = setup.generate(max_tokens=1)
-    worst, last = 0.0, time.perf_counter()
-    reading = asyncio.create_task(collect(stream))
+    setup.runner.delay_s = 0.5
+    reading = asyncio.create_task(collect(setup.generate(max_tokens=1)))
+    num_turns = 0
     while not reading.done():
         await asyncio.sleep(0.002)
-        now = time.perf_counter()
-        worst, last = max(worst, now - last), now
+        num_turns += 1
 
-    assert worst < 0.1
+    assert num_turns > 10  # two or three, if the step held the loop
 
 
 async def test_request_that_cannot_be_queued_fails_alone(setup: Setup) -> None:

@@ -67,11 +67,11 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_many_patterns_of_one_value_are_refused_at_once(name: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     message = refusal(GrammarKind.JSON_SCHEMA, json.dumps(REFUSED[name]))
 
     assert "at once" in message or "too many alternatives" in message
-    assert time.monotonic() - begin < 3
+    assert time.process_time() - begin < 3
 
 
 ALLOWED: dict[str, Any] = {

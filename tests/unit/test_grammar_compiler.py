@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from tests.grammar_builders import (
     make_compiler,
     refusal,
 )
+from tests.pauses import pauses_during, scaled
 from tests.unit.tokenizer_builders import spm_metadata, train_byte_level, train_spm
 
 DIGIT = GrammarSpec(GrammarKind.REGEX, "[0-9]")
@@ -179,27 +179,30 @@ def test_grammar_used_last_is_kept_longest() -> None:
     assert compiler.cached(DIGIT) is not None
 
 
+def slow_spec(num_fields: int) -> GrammarSpec:
+    """Takes more than 0.1 s a field; others take some milliseconds."""
+    fields = {f"f{i}": {"type": "integer", "multipleOf": 19997 - 2 * i} for i in range(num_fields)}
+    source = json.dumps({"type": "object", "properties": fields})
+    return GrammarSpec(GrammarKind.JSON_SCHEMA, source)
+
+
 def test_slow_grammar_is_given_up_while_others_are_compiled() -> None:
-    compiler = make_compiler(timeout_s=0.05)
-    slow = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":19997}')
+    compiler = make_compiler(timeout_s=0.2)
     compiler.compile(DIGIT)
 
-    begin = time.monotonic()
-    with pytest.raises(GrammarError, match=r"more than 0\.05 s"):
-        compiler.compile(slow)
+    with pytest.raises(GrammarError, match=r"more than 0\.2 s"):
+        compiler.compile(slow_spec(5))
 
-    assert time.monotonic() - begin < 1
     compiler.compile(GrammarSpec(GrammarKind.REGEX, "[a-f]"))
     compiler.close()
 
 
 def test_grammars_are_put_off_while_slow_ones_keep_all_threads() -> None:
-    compiler = make_compiler(timeout_s=0.02)
+    compiler = make_compiler(timeout_s=0.2)
     compiler.compile(DIGIT)
-    for multiple in (19997, 19993):
-        source = f'{{"type":"integer","multipleOf":{multiple}}}'
-        with pytest.raises(GrammarError, match=r"more than 0\.02 s"):
-            compiler.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, source))
+    for num_fields in (9, 10):
+        with pytest.raises(GrammarError, match=r"more than 0\.2 s"):
+            compiler.compile(slow_spec(num_fields))
 
     with pytest.raises(GrammarBusyError, match="try again later"):
         compiler.compile(GrammarSpec(GrammarKind.REGEX, "[a-f]"))
@@ -362,19 +365,12 @@ def test_grammar_computes_without_the_gil() -> None:
     """A thread that computes masks must not stop the event loop."""
     compiler = make_compiler(MarkerTokenizer())
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":9973}')
-    thread = threading.Thread(target=compiler.compile, args=(spec,))
     compiler.warm_up()
 
-    gaps = [0.0]
-    thread.start()
-    last = time.monotonic()
-    while thread.is_alive():
-        time.sleep(0.001)
-        gaps.append(time.monotonic() - last)
-        last = time.monotonic()
+    pauses = pauses_during(lambda: compiler.compile(spec))
 
-    assert len(gaps) > 20, "compiled too fast to tell"
-    assert max(gaps) < 0.2
+    assert len(pauses) > 10, "compiled too fast to tell, or none of it beside this thread"
+    assert sorted(pauses)[-3] < scaled(0.02)
 
 
 def byte_level_tokenizer() -> Tokenizer:

@@ -250,11 +250,11 @@ def test_masks_are_begun_before_they_are_needed_and_in_another_thread() -> None:
     sampler = Sampler(CPUKernels())
 
     sampler.add("a", make_sampling(grammar=watched), [1], [])
-    assert watched.begun.wait(5)
+    assert watched.begun.wait(30)
     for step in range(3):
         watched.begun.clear()
         sampler.sample(make_logits(seed=step), ["a"])
-        assert watched.begun.wait(5), "the next mask was not begun after a token"
+        assert watched.begun.wait(30), "the next mask was not begun after a token"
 
     assert watched.threads
     assert threading.current_thread().name not in watched.threads

@@ -10,7 +10,7 @@ import pytest
 
 from llmserve.grammar.compile_threads import BusyError, CompileThreads, Job, OverrunError
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = 0.3
 
 
 @pytest.fixture
