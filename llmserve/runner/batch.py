@@ -29,6 +29,30 @@ class StepBatch:
     last_token_idx: Ints  # where each sequence's last scheduled token is among the step's tokens
 
 
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """A step's input as arrays; shapes and meanings as in AttentionInputs and StepBatch."""
+
+    token_ids: Ints
+    positions: Ints
+    slots: Ints  # [num_groups, num_tokens]
+    tables: npt.NDArray[np.int32]  # [num_groups, num_seqs, max_blocks]
+    seq_lens: Ints
+    cu_seqlens: Ints
+    rows: Ints
+    row_of_token: Ints  # [num_tokens]
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.rows)
+
+
 class SequenceRows:
     """Tokens and block tables by request id.
 
@@ -48,6 +72,7 @@ class SequenceRows:
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
         self._tables = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
+        self._is_last_unknown = np.zeros(max_num_seqs, bool)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._row_of
@@ -74,6 +99,7 @@ class SequenceRows:
         self.num_tokens[row] = len(sequence.token_ids)
         self.token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self._num_blocks[:, row] = 0
+        self._is_last_unknown[row] = False
         self.append_blocks(sequence.request_id, sequence.block_ids)
 
     def append_blocks(self, request_id: str, block_ids: Sequence[Sequence[int]]) -> None:
@@ -89,8 +115,20 @@ class SequenceRows:
         self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
 
-    def build(self, plan: StepPlan) -> StepBatch:
-        """The forward pass of a plan that is not empty and whose changes are applied."""
+    def append_unknown_tokens(self, rows: Ints) -> None:
+        """Sequences have got a token that the device alone knows: each is the row's last one."""
+        self.num_tokens[rows] += 1
+        self._is_last_unknown[rows] = True
+
+    def unknown_tokens(self, arrays: StepArrays) -> npt.NDArray[np.int32]:
+        """For each token of a step, the row whose unknown last token it is, or -1."""
+        rows = arrays.row_of_token
+        is_unknown = self._is_last_unknown[rows]
+        is_unknown &= arrays.positions == self.num_tokens[rows] - 1
+        return np.where(is_unknown, rows, -1).astype(np.int32)
+
+    def arrange(self, plan: StepPlan) -> StepArrays:
+        """The input of a plan that is not empty and whose changes are applied."""
         rows = np.array([self._row_of[request_id] for request_id in plan.request_ids], np.int64)
         num_computed = np.array(plan.num_computed_tokens, np.int64)
         num_scheduled = np.array(plan.num_scheduled_tokens, np.int64)
@@ -100,31 +138,43 @@ class SequenceRows:
 
         seq_of_token = np.repeat(np.arange(len(rows)), num_scheduled)
         positions = np.arange(cu_seqlens[-1]) + (num_computed - cu_seqlens[:-1])[seq_of_token]
-        token_ids = self.token_ids[rows[seq_of_token], positions].astype(np.int64)
+        row_of_token = rows[seq_of_token]
+        token_ids = self.token_ids[row_of_token, positions].astype(np.int64)
 
         max_seq_len = int(seq_lens.max())
-        max_query_len = int(num_scheduled.max())
         max_blocks = -(-max_seq_len // self._block_size)
         tables = np.ascontiguousarray(self._tables[:, rows, :max_blocks])
         block_ids = tables[:, seq_of_token, positions // self._block_size].astype(np.int64)
         # Indexing leaves the groups innermost; kernels read a group's slots as one run.
         slots = np.ascontiguousarray(block_ids * self._block_size + positions % self._block_size)
-
-        shared = (
-            torch.from_numpy(seq_lens.astype(np.int32)),
-            torch.from_numpy(cu_seqlens.astype(np.int32)),
+        return StepArrays(
+            token_ids,
+            positions,
+            slots,
+            tables,
+            seq_lens,
+            cu_seqlens,
+            rows,
+            row_of_token,
+            int(num_scheduled.max()),
+            max_seq_len,
         )
-        position_tensor = torch.from_numpy(positions)
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The forward pass of such a plan, in the CPU's memory."""
+        arrays = self.arrange(plan)
+        shared = (
+            torch.from_numpy(arrays.seq_lens.astype(np.int32)),
+            torch.from_numpy(arrays.cu_seqlens.astype(np.int32)),
+            arrays.max_query_len,
+            arrays.max_seq_len,
+        )
+        positions = torch.from_numpy(arrays.positions)
         groups = tuple(
             AttentionInputs(
-                position_tensor,
-                torch.from_numpy(group_slots),
-                torch.from_numpy(group_tables),
-                *shared,
-                max_query_len,
-                max_seq_len,
+                positions, torch.from_numpy(group_slots), torch.from_numpy(group_tables), *shared
             )
-            for group_slots, group_tables in zip(slots, tables, strict=True)
+            for group_slots, group_tables in zip(arrays.slots, arrays.tables, strict=True)
         )
-        batch = ForwardBatch(torch.from_numpy(token_ids), groups, max_seq_len)
-        return StepBatch(batch, rows, cu_seqlens[1:] - 1)
+        batch = ForwardBatch(torch.from_numpy(arrays.token_ids), groups, arrays.max_seq_len)
+        return StepBatch(batch, arrays.rows, arrays.cu_seqlens[1:] - 1)

@@ -29,15 +29,10 @@ from llmserve.runner.batch import SequenceRows, StepBatch
 from llmserve.runner.kv_tensors import KVTensors
 from llmserve.runner.memory import max_logit_rows
 from llmserve.runner.sampler import Sampler
+from llmserve.runner.sequences import Sequences, prompt_chunks
 
 _PROBE_ID = "\0probe"
 _PROBE_SAMPLING = SamplingParams(temperature=0.0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _PromptLogprobsRequest:
-    num_prompt_tokens: int
-    num_logprobs: int
 
 
 class ModelRunner:
@@ -61,12 +56,12 @@ class ModelRunner:
             max_num_seqs + 1, max_model_len, spec.block_size, self._num_groups
         )
         self._sampler = Sampler(kernels)
+        self._sequences = Sequences(self._rows, self._sampler, self._kv)
         # Logits are made in slices, in one buffer: they are the largest values of a step, and
         # memory that comes and goes in such pieces stays with the process in fragments.
         self._logits = torch.empty(
             max_logit_rows(max_num_seqs), decoder.vocab_size, device=kernels.device
         )
-        self._prompt_logprobs: dict[str, _PromptLogprobsRequest] = {}
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Runs one step to its end. Raises what execute() raises."""
@@ -85,7 +80,7 @@ class ModelRunner:
         Raises what a kernel raises, and KeyError for a sequence that no plan announced; the
         sequences of the plan must then be released.
         """
-        self._apply(plan)
+        self._sequences.apply(plan)
         if plan.is_empty:
             return StepResult()
         with torch.inference_mode():
@@ -93,16 +88,13 @@ class ModelRunner:
             hidden = self._decoder.forward(batch.forward, self._kv.layers)
             results = [SeqResult()] * len(plan.request_ids)
             self._sample(plan, batch, hidden, results)
-            if self._prompt_logprobs:
-                self._add_prompt_logprobs(plan, batch, hidden, results)
+            if self._sequences.prompt_logprobs:
+                self._add_prompt_logprobs(plan, hidden, results)
         return StepResult(results)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops all state of sequences; those that are not held are no error."""
-        for request_id in request_ids:
-            self._rows.release(request_id)
-            self._sampler.remove(request_id)
-            self._prompt_logprobs.pop(request_id, None)
+        self._sequences.forget(request_ids)
 
     def probe(self) -> None:
         """A forward pass of one token on the null block; raises if the runner cannot compute."""
@@ -116,27 +108,6 @@ class ModelRunner:
             self._rows.release(_PROBE_ID)
         if not bool(logits.isfinite().all()):
             raise RuntimeError("the model gives logits that are not finite")
-
-    def _apply(self, plan: StepPlan) -> None:
-        self.forget(plan.released_ids)
-        for sequence in plan.new:
-            self._rows.add(sequence)
-            self._start(sequence)
-        for request_id, block_ids in plan.new_block_ids.items():
-            self._rows.append_blocks(request_id, block_ids)
-        if plan.block_copies:
-            self._kv.copy_blocks(plan.block_copies)
-
-    def _start(self, sequence: NewSequence) -> None:
-        num_prompt_tokens = sequence.num_prompt_tokens
-        prompt = sequence.token_ids[:num_prompt_tokens]
-        output = sequence.token_ids[num_prompt_tokens:]
-        self._sampler.add(sequence.request_id, sequence.sampling, prompt, output)
-        num_logprobs = sequence.sampling.num_prompt_logprobs
-        if num_logprobs is not None and not output:
-            self._prompt_logprobs[sequence.request_id] = _PromptLogprobsRequest(
-                num_prompt_tokens, num_logprobs
-            )
 
     def _sample(
         self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
@@ -163,34 +134,21 @@ class ModelRunner:
         return self._decoder.compute_logits(hidden, self._logits[: hidden.shape[0]])
 
     def _add_prompt_logprobs(
-        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
+        self, plan: StepPlan, hidden: torch.Tensor, results: list[SeqResult]
     ) -> None:
-        for index, request_id in enumerate(plan.request_ids):
-            request = self._prompt_logprobs.get(request_id)
-            if request is None:
-                continue
-            begin = plan.num_computed_tokens[index]
-            num_scheduled = plan.num_scheduled_tokens[index]
-            end = min(begin + num_scheduled, request.num_prompt_tokens - 1)
-            entries: PromptLogprobs = [None] if begin == 0 else []
-            first = int(batch.last_token_idx[index]) + 1 - num_scheduled
-            targets = self._rows.token_ids[batch.rows[index], begin + 1 : end + 1]
-            entries += self._logprobs(
-                hidden[first : first + end - begin], targets, request.num_logprobs
+        for chunk in prompt_chunks(self._sequences, plan):
+            entries: PromptLogprobs = [None] if chunk.is_first else []
+            rows = hidden[chunk.first : chunk.first + len(chunk.target_ids)]
+            entries += self._logprobs(rows, chunk.target_ids, chunk.num_logprobs)
+            results[chunk.index] = dataclasses.replace(
+                results[chunk.index], prompt_logprobs=entries
             )
-            results[index] = dataclasses.replace(results[index], prompt_logprobs=entries)
-            if begin + num_scheduled >= request.num_prompt_tokens:
-                del self._prompt_logprobs[request_id]
 
-    def _logprobs(
-        self, hidden: torch.Tensor, targets: np.ndarray[tuple[int], np.dtype[np.int32]], k: int
-    ) -> PromptLogprobs:
+    def _logprobs(self, hidden: torch.Tensor, targets: list[int], k: int) -> PromptLogprobs:
         num_rows = len(self._logits)
         entries: PromptLogprobs = []
         for begin in range(0, len(targets), num_rows):
             end = begin + num_rows
             logits = self._compute_logits(hidden[begin:end])
-            entries += self._sampler.prompt_logprobs(
-                logits, targets[begin:end].tolist(), k
-            ).result()
+            entries += self._sampler.prompt_logprobs(logits, targets[begin:end], k).result()
         return entries
