@@ -29,6 +29,10 @@ void dequantize(uintptr_t weight, int type, uintptr_t out, int64_t num_rows, int
   llmserve::dequantize(matrix(weight, type, num_rows, num_cols), reinterpret_cast<float*>(out));
 }
 
+void pack(uintptr_t weight, int type, uintptr_t out, int64_t num_rows, int64_t num_cols) {
+  llmserve::pack(matrix(weight, type, num_rows, num_cols), reinterpret_cast<uint8_t*>(out));
+}
+
 }  // namespace
 
 void bind_linear(py::module_& m) {
@@ -39,4 +43,8 @@ void bind_linear(py::module_& m) {
         py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
   m.def("dequantize", &dequantize, py::arg("weight"), py::arg("type"), py::arg("out"),
         py::arg("num_rows"), py::arg("num_cols"), NoGil());
+  m.def("packed_bytes", &llmserve::packed_bytes, py::arg("type"), py::arg("num_rows"),
+        py::arg("num_cols"));
+  m.def("pack", &pack, py::arg("weight"), py::arg("type"), py::arg("out"), py::arg("num_rows"),
+        py::arg("num_cols"), NoGil());
 }

@@ -50,7 +50,7 @@ struct BlockSize {
 };
 
 BlockSize block_size(int type) {
-  switch (type) {
+  switch (type & ~kPacked) {
     case 0:
       return {1, 4};
     case 1:
@@ -78,11 +78,6 @@ BlockSize block_size(int type) {
       return {256, 210};
   }
   throw std::invalid_argument("ggml type " + std::to_string(type) + " is not supported");
-}
-
-int64_t row_bytes(const Matrix& matrix) {
-  const BlockSize size = block_size(matrix.type);
-  return matrix.num_cols / size.num_cols * size.num_bytes;
 }
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -156,7 +151,7 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
 }
 
 void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids) {
-  const int64_t stride = row_bytes(weight);
+  block_size(weight.type);  // raises for an unknown one
   for (int64_t i = 0; i < num_ids; ++i) {
     if (row_ids[i] < 0 || row_ids[i] >= weight.num_rows) {
       throw std::out_of_range("token id " + std::to_string(row_ids[i]) + " is outside of the " +
@@ -167,20 +162,18 @@ void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t
   parallel_for(num_ids, divide_up(kMinQuantized, weight.num_cols + 1),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   k.dequantize_row(weight.data + row_ids[i] * stride, weight.type,
-                                    weight.num_cols, out + i * weight.num_cols);
+                   k.dequantize_row(weight, row_ids[i], out + i * weight.num_cols);
                  }
                });
 }
 
 void dequantize(const Matrix& weight, float* out) {
-  const int64_t stride = row_bytes(weight);
+  block_size(weight.type);  // raises for an unknown one
   const LinearKernels& k = kernels();
   parallel_for(weight.num_rows, divide_up(kMinQuantized, weight.num_cols + 1),
                [&](int64_t begin, int64_t end) {
                  for (int64_t r = begin; r < end; ++r) {
-                   k.dequantize_row(weight.data + r * stride, weight.type, weight.num_cols,
-                                    out + r * weight.num_cols);
+                   k.dequantize_row(weight, r, out + r * weight.num_cols);
                  }
                });
 }

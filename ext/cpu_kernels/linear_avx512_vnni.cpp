@@ -21,12 +21,18 @@ struct Isa : Avx512 {
   using Floats = F32x16;
   using Ints = I32x16;
   using Shorts = U16x32;
+  using Bytes = U8x64;
   static constexpr int kTileRows = 16;
   static constexpr int kMaxTokens = 8;
 
-  static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
-    return (U8x32)_mm256_mask_add_epi8((__m256i)nibbles, load<__mmask32>(bits), (__m256i)nibbles,
-                                       _mm256_set1_epi8(0x10));
+  static LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bits, uint8_t value) {
+    return (U8x32)_mm256_mask_add_epi8((__m256i)v, load<__mmask32>(bits), (__m256i)v,
+                                       _mm256_set1_epi8(static_cast<char>(value)));
+  }
+
+  static LLMSERVE_INLINE U8x64 with_bits(U8x64 v, const uint8_t* bits, uint8_t value) {
+    return (U8x64)_mm512_mask_add_epi8((__m512i)v, load<__mmask64>(bits), (__m512i)v,
+                                       _mm512_set1_epi8(static_cast<char>(value)));
   }
 
   static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* activations) {

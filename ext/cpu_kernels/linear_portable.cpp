@@ -15,6 +15,7 @@ struct Isa {
   using Floats = F32x8;
   using Ints = I32x8;
   using Shorts = U16x16;
+  using Bytes = U8x32;
   static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 4;
 
@@ -54,8 +55,8 @@ struct Isa {
     return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
   }
 
-  static LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bits) {
-    return llmserve::with_fifth_bits(nibbles, bits);
+  static LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bits, uint8_t value) {
+    return llmserve::with_bits(v, bits, value);
   }
 
   static LLMSERVE_INLINE I32x8 row_dot(U8x32 quants, const int16_t* activations) {

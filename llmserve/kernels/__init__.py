@@ -38,6 +38,7 @@ from llmserve.kernels.interface import (
     StepInputs,
 )
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
+from llmserve.kernels.packing import keep, kept_bytes
 from llmserve.kernels.reference_sampling import (
     SAMPLED_ROW,
     SAMPLING_ROW,
@@ -78,6 +79,8 @@ __all__ = [
     "dequantize",
     "embedding",
     "get_num_threads",
+    "keep",
+    "kept_bytes",
     "linear",
     "logprob_rows",
     "make_kernels",

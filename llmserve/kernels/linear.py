@@ -64,7 +64,7 @@ def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
     _cpu_kernels.embedding(
         token_ids.data_ptr(),
         weight.data.data_ptr(),
-        int(weight.type),
+        weight.layout,
         out.data_ptr(),
         token_ids.numel(),
         weight.num_rows,
@@ -79,7 +79,7 @@ def dequantize(weight: Weight) -> torch.Tensor:
     out = torch.empty(weight.num_rows, weight.num_cols)
     _cpu_kernels.dequantize(
         weight.data.data_ptr(),
-        int(weight.type),
+        weight.layout,
         out.data_ptr(),
         weight.num_rows,
         weight.num_cols,

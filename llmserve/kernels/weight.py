@@ -1,6 +1,7 @@
-"""Weight matrices as kernels see them: bytes of a GGML type, row after row.
+"""Weight matrices as kernels see them: bytes of a GGML type, row after row, or packed.
 
-A matrix stays in the form in which its file stores it; `data` may be a read-only file mapping.
+A matrix stays in the form in which its file stores it, and `data` may be a read-only file mapping;
+or its bits are rearranged for the compiled kernels (`kernels.keep`), their values unchanged.
 """
 
 from __future__ import annotations
@@ -18,24 +19,33 @@ _TORCH_TYPES = {
     torch.float16: GGMLType.F16,
     torch.bfloat16: GGMLType.BF16,
 }
+_PACKED = 0x100  # as kPacked in ext/include/llmserve/linear.h
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A matrix of `num_rows` x `num_cols`; row r is what output feature r is multiplied with."""
 
-    data: torch.Tensor  # uint8 [num_rows, row_bytes], rows contiguous
+    data: torch.Tensor  # uint8 [num_rows, row_bytes], rows contiguous; packed: [num_bytes]
     type: GGMLType
     num_rows: int
     num_cols: int
+    is_packed: bool = False
 
     def __post_init__(self) -> None:
+        if self.is_packed:
+            return
         expected = (self.num_rows, self.type.row_bytes(self.num_cols))
         if self.data.dtype != torch.uint8 or tuple(self.data.shape) != expected:
             raise ValueError(
                 f"{self.type.name} weight of {self.num_rows} x {self.num_cols} needs uint8 data "
                 f"of shape {expected}, not {self.data.dtype} {tuple(self.data.shape)}"
             )
+
+    @property
+    def layout(self) -> int:
+        """The type as the compiled kernels take it: its number, and whether it is packed."""
+        return int(self.type) | (_PACKED if self.is_packed else 0)
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor) -> Weight:
@@ -67,7 +77,7 @@ class StackedWeights:
             [
                 [
                     weight.data.data_ptr(),
-                    int(weight.type),
+                    weight.layout,
                     weight.num_rows,
                     weight.num_cols,
                     0 if bias is None else bias.data_ptr(),

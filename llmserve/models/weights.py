@@ -1,8 +1,8 @@
 """Weights by the decoder's parameter names, from a checkpoint or from a seed.
 
 Matrices stay in the type in which the file stores them, in the mapped file or, after
-`keep_in_memory`, in huge pages; vectors become float32. A tensor
-that is missing, has another shape or is not used is a StartupError that names it.
+`keep_in_memory`, in huge pages, packed if they are quantised; vectors become float32. A tensor that
+is missing, has another shape or is not used is a StartupError that names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmserve.errors import StartupError
 from llmserve.files.gguf import GGUFFile, GGUFTensor
 from llmserve.files.mapping import drop_pages
 from llmserve.files.safetensors import SafetensorsFiles, TensorInfo
-from llmserve.kernels import GGMLType, Weight
+from llmserve.kernels import GGMLType, Weight, keep, kept_bytes
 from llmserve.kernels.huge_pages import HugePages
 from llmserve.models.config import DecoderConfig
 from llmserve.models.names import NameMap, gguf_names, hf_names
@@ -115,8 +115,9 @@ class CheckpointWeights:
         return sum(tensor.num_bytes for tensor in self._tensors.values())
 
     def keep_in_memory(self) -> None:
-        sizes = [HugePages.size_of(tensor.num_bytes) for tensor in self._tensors.values()]
-        self._memory = HugePages(sum(sizes))
+        names = [name for name in self._tensors if len(self._shape(name)) == 2]
+        sizes = [kept_bytes(self._type(name), *self._shape(name)) for name in names]
+        self._memory = HugePages(sum(map(HugePages.size_of, sizes)))
 
     def has(self, parameter: str, layer: int | None = None) -> bool:
         return self._names.name(parameter, layer) + ".weight" in self._tensors
@@ -131,17 +132,17 @@ class CheckpointWeights:
         except ValueError as error:
             raise StartupError(f"tensor {name}: {error}") from error
         if kind.is_quantized or self._dtype in (None, _TORCH_TYPES[kind]):
-            return Weight(self._place(raw), kind, num_rows, num_cols)
+            return self._place(Weight(raw, kind, num_rows, num_cols))
         values = _floats(raw, kind).view(num_rows, num_cols)
         return Weight.from_tensor(values.to(self._dtype))
 
-    def _place(self, raw: torch.Tensor) -> torch.Tensor:
-        """`raw`, or a copy of it in huge pages, for which its pages of the file are let go."""
+    def _place(self, weight: Weight) -> Weight:
+        """The matrix, or a copy of it in huge pages, for which its pages of the file are let go."""
         if self._memory is None:
-            return raw
-        copy = self._memory.take(raw.numel()).view(raw.shape).copy_(raw)
-        drop_pages(raw.data_ptr(), raw.numel())
-        return copy
+            return weight
+        kept = keep(weight, self._memory)
+        drop_pages(weight.data.data_ptr(), weight.data.numel())
+        return kept
 
     def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
         return self._vector(self._take(parameter, layer, ".weight", (size,)))

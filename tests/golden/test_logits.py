@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from tests.make_checkpoints import (
     save_checkpoint,
 )
 from tests.make_gguf import load_parameters, save_gguf
+
+if HAS_EXT:
+    from llmserve import _cpu_kernels
 
 # Both sides compute in float32, in different orders; logits have a standard deviation of 1.
 FLOAT32_ATOL = 5e-5
@@ -126,6 +129,18 @@ def test_sharded_checkpoint_gives_the_logits_of_a_single_file(
     assert torch.equal(compute_logits(tmp_path, PROMPT), compute_logits(folder, PROMPT))
 
 
+@pytest.fixture
+def without_bfloat16_products() -> Iterator[None]:
+    """Computes with the best instructions that leave activations unrounded."""
+    if HAS_EXT:
+        sets = _cpu_kernels.available_instruction_sets()
+        _cpu_kernels.set_instruction_set([name for name in sets if name != "avx512_bf16"][-1])
+    yield
+    if HAS_EXT:
+        _cpu_kernels.set_instruction_set(sets[-1])
+
+
+@pytest.mark.usefixtures("without_bfloat16_products")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("where", ["stored", "converted at load"])
 def test_narrow_weights_are_computed_in_float32(
@@ -142,6 +157,19 @@ def test_narrow_weights_are_computed_in_float32(
     logits = compute_logits(folder, PROMPT, **settings)
 
     torch.testing.assert_close(logits, reference.logits(rounded, PROMPT), rtol=0, atol=FLOAT32_ATOL)
+
+
+def test_products_of_bfloat16_stay_close_to_float32(
+    tmp_path: Path, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    model, _ = checkpoint("llama")
+    folder = save_checkpoint(model, tmp_path, dtype=torch.bfloat16)
+    rounded = _with_rounded_weights(model, torch.bfloat16, vectors=True)
+
+    logits = compute_logits(folder, PROMPT)
+
+    expected = reference.logits(rounded, PROMPT)
+    assert torch.cosine_similarity(logits, expected, dim=1).min() > 0.999
 
 
 def _with_rounded_weights(

@@ -3,7 +3,7 @@
 // Rows are read in chunks of up to 8 groups of 32 columns; a K-quant block is one chunk. A struct
 // gives the quants of a group as unsigned bytes, and the scales of all groups of a chunk. A value
 // is scale * sub[h] * (quant - kOffset) + min * sub_min[h], h being the half of the group, where
-// sub and sub_min are 1 unless kHasSubscales and min is 0 unless kHasMin.
+// sub and sub_min are 1 unless kHasSubscales and min is 0 unless kHasMin. A quant has kBits bits.
 #pragma once
 
 #include "llmserve/simd.h"
@@ -14,6 +14,14 @@ namespace {
 constexpr int kGroup = 32;         // columns that share a scale, in weights and in activations
 constexpr int kGroupsInChunk = 8;  // at most
 constexpr int kChunk = kGroup * kGroupsInChunk;
+
+// How a format keeps scale, min, sub and sub_min.
+enum class ScaleKind {
+  kHalves,      // float16 for each group: scale, then min
+  kSixBits,     // float16 for each block, times integers below 64 for each group
+  kSubscales,   // float16 for each block, and int8 subscales
+  kSubNibbles,  // float16 for each block, and subscales and minima of 4 bits
+};
 
 struct RowScales {  // of one row; lane g belongs to group g of the chunk
   F32x8 scale = {};
@@ -46,20 +54,23 @@ LLMSERVE_INLINE U8x32 split_nibbles(const uint8_t* bytes) {
   return (U8x32)U64x4{low[0], low[1], high[0], high[1]} & broadcast(uint8_t{0x0f});
 }
 
-// Adds 0x10 in the columns whose bit in 32 bits is set.
-LLMSERVE_INLINE U8x32 with_fifth_bits(U8x32 nibbles, const uint8_t* bytes) {
+// Adds `value`, one bit, to the bytes whose bit in 32 bits is set.
+LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bytes, uint8_t value) {
   const auto bits = (U8x32)broadcast(load<int32_t>(bytes));
   const U8x32 spread = LLMSERVE_SHUFFLE_BYTES(bits, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
                                               18, 18, 18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19,
                                               19, 19, 19);
   const auto select = (U8x32)(U64x4{} + 0x8040201008040201u);
-  return nibbles | ((U8x32)((spread & select) == select) & broadcast(uint8_t{0x10}));
+  return v | ((U8x32)((spread & select) == select) & broadcast(value));
 }
 
 struct Q8_0 {
   static constexpr int kBlockBytes = 34, kGroupsInBlock = 1;
   static constexpr int kOffset = 128;
   static constexpr bool kHasMin = false, kHasSubscales = false;
+  static constexpr int kBits = 8;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kHalves;
+  static constexpr int kScaleByte = 0, kMinByte = 0;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
@@ -77,6 +88,9 @@ struct Q4_0 {
   static constexpr int kBlockBytes = 18, kGroupsInBlock = 1;
   static constexpr int kOffset = 8;
   static constexpr bool kHasMin = false, kHasSubscales = false;
+  static constexpr int kBits = 4;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kHalves;
+  static constexpr int kScaleByte = 0, kMinByte = 0;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
@@ -94,6 +108,9 @@ struct Q4_1 {
   static constexpr int kBlockBytes = 20, kGroupsInBlock = 1;
   static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
+  static constexpr int kBits = 4;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kHalves;
+  static constexpr int kScaleByte = 0, kMinByte = 2;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
@@ -112,11 +129,14 @@ struct Q5_0 {
   static constexpr int kBlockBytes = 22, kGroupsInBlock = 1;
   static constexpr int kOffset = 16;
   static constexpr bool kHasMin = false, kHasSubscales = false;
+  static constexpr int kBits = 5;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kHalves;
+  static constexpr int kScaleByte = 0, kMinByte = 0;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     const uint8_t* block = chunk + g * kBlockBytes;
-    return Isa::with_fifth_bits(split_nibbles(block + 6), block + 2);
+    return Isa::with_bits(split_nibbles(block + 6), block + 2, 0x10);
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
@@ -130,11 +150,14 @@ struct Q5_1 {
   static constexpr int kBlockBytes = 24, kGroupsInBlock = 1;
   static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
+  static constexpr int kBits = 5;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kHalves;
+  static constexpr int kScaleByte = 0, kMinByte = 2;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* chunk, int g) {
     const uint8_t* block = chunk + g * kBlockBytes;
-    return Isa::with_fifth_bits(split_nibbles(block + 8), block + 4);
+    return Isa::with_bits(split_nibbles(block + 8), block + 4, 0x10);
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* chunk, int num_groups) {
@@ -179,15 +202,24 @@ LLMSERVE_INLINE U8x32 nibbles(const uint8_t* bytes, bool is_high) {
 }
 
 // Q4_K and Q5_K: eight scales and eight minima of 6 bits in 12 bytes.
-template <class Isa>
-LLMSERVE_INLINE RowScales six_bit_scales(const uint8_t* block) {
+struct SixBits {
+  uint64_t scales, mins;  // a byte for each group
+};
+
+LLMSERVE_INLINE SixBits six_bits(const uint8_t* block) {
   const auto a = load<uint32_t>(block + 4);
   const auto b = load<uint32_t>(block + 8);
   const auto c = load<uint32_t>(block + 12);
   const uint64_t scale_high = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
   const uint64_t min_high = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
-  const I32x8 scale = Isa::widen_bytes(scale_high << 32 | (a & 0x3f3f3f3fu));
-  const I32x8 min = Isa::widen_bytes(min_high << 32 | (b & 0x3f3f3f3fu));
+  return {scale_high << 32 | (a & 0x3f3f3f3fu), min_high << 32 | (b & 0x3f3f3f3fu)};
+}
+
+template <class Isa>
+LLMSERVE_INLINE RowScales six_bit_scales(const uint8_t* block) {
+  const SixBits bits = six_bits(block);
+  const I32x8 scale = Isa::widen_bytes(bits.scales);
+  const I32x8 min = Isa::widen_bytes(bits.mins);
   RowScales s;
   s.scale = half_broadcast<Isa>(block) * to_float(scale);
   s.min = -half_broadcast<Isa>(block + 2) * to_float(min);
@@ -198,6 +230,9 @@ struct Q4_K {
   static constexpr int kBlockBytes = 144, kGroupsInBlock = 8;
   static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
+  static constexpr int kBits = 4;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kSixBits;
+  static constexpr int kScaleByte = 0, kMinByte = 2;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
@@ -213,6 +248,9 @@ struct Q5_K {
   static constexpr int kBlockBytes = 176, kGroupsInBlock = 8;
   static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = false;
+  static constexpr int kBits = 5;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kSixBits;
+  static constexpr int kScaleByte = 0, kMinByte = 2;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
@@ -228,6 +266,9 @@ struct Q6_K {
   static constexpr int kBlockBytes = 210, kGroupsInBlock = 8;
   static constexpr int kOffset = 32;
   static constexpr bool kHasMin = false, kHasSubscales = true;
+  static constexpr int kBits = 6;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kSubscales;
+  static constexpr int kScaleByte = 208, kMinByte = 0;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
@@ -236,13 +277,17 @@ struct Q6_K {
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    RowScales s;
+    s.scale = half_broadcast<Isa>(block + kScaleByte);
+    subscales<Isa>(block, s);
+    return s;
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE void subscales(const uint8_t* block, RowScales& s) {
     // A pair of int8 for each group; the shifts extend their signs.
     const I32x8 pairs = Isa::widen_halves(load<U16x8>(block + 192));
-    RowScales s;
-    s.scale = half_broadcast<Isa>(block + 208);
     s.sub[0] = pairs << 24 >> 24;
     s.sub[1] = pairs << 16 >> 24;
-    return s;
   }
 };
 
@@ -250,6 +295,9 @@ struct Q3_K {
   static constexpr int kBlockBytes = 110, kGroupsInBlock = 8;
   static constexpr int kOffset = 4;
   static constexpr bool kHasMin = false, kHasSubscales = true;
+  static constexpr int kBits = 3;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kSubscales;
+  static constexpr int kScaleByte = 108, kMinByte = 0;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
@@ -257,6 +305,13 @@ struct Q3_K {
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
+    RowScales s;
+    s.scale = half_broadcast<Isa>(block + kScaleByte);
+    subscales<Isa>(block, s);
+    return s;
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE void subscales(const uint8_t* block, RowScales& s) {
     // Sixteen scales of 6 bits: the low four bits in 8 bytes, the high two in the 4 after them.
     const auto low = load<uint64_t>(block + 96);
     const auto high = load<uint32_t>(block + 104);
@@ -265,11 +320,8 @@ struct Q3_K {
     const uint64_t second = (low >> 4 & kNibbles) | (high_first >> 4 & kTwoBits) << 4;
     // Even bytes are the first halves of groups, odd bytes the second halves.
     const I32x8 pairs = Isa::widen_halves((U16x8)U64x2{first, second});
-    RowScales s;
-    s.scale = half_broadcast<Isa>(block + 108);
     s.sub[0] = (pairs & 0xff) - 32;
     s.sub[1] = (pairs >> 8) - 32;
-    return s;
   }
 
  private:
@@ -281,6 +333,9 @@ struct Q2_K {
   static constexpr int kBlockBytes = 84, kGroupsInBlock = 8;
   static constexpr int kOffset = 0;
   static constexpr bool kHasMin = true, kHasSubscales = true;
+  static constexpr int kBits = 2;
+  static constexpr ScaleKind kScaleKind = ScaleKind::kSubNibbles;
+  static constexpr int kScaleByte = 80, kMinByte = 82;  // where a block has them
 
   template <class Isa>
   static LLMSERVE_INLINE U8x32 quants(const uint8_t* block, int g) {
@@ -288,15 +343,19 @@ struct Q2_K {
   }
   template <class Isa>
   static LLMSERVE_INLINE RowScales scales(const uint8_t* block, int) {
-    const I32x8 pairs = Isa::widen_halves(load<U16x8>(block));
     RowScales s;
-    s.scale = half_broadcast<Isa>(block + 80);
-    s.min = -half_broadcast<Isa>(block + 82);
+    s.scale = half_broadcast<Isa>(block + kScaleByte);
+    s.min = -half_broadcast<Isa>(block + kMinByte);
+    subscales<Isa>(block, s);
+    return s;
+  }
+  template <class Isa>
+  static LLMSERVE_INLINE void subscales(const uint8_t* block, RowScales& s) {
+    const I32x8 pairs = Isa::widen_halves(load<U16x8>(block));
     s.sub[0] = pairs & 0x0f;
     s.sub_min[0] = pairs >> 4 & 0x0f;
     s.sub[1] = pairs >> 8 & 0x0f;
     s.sub_min[1] = pairs >> 12;
-    return s;
   }
 };
 

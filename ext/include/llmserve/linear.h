@@ -6,9 +6,14 @@
 
 namespace llmserve {
 
+// Added to the number of a quantised type: the matrix is packed, as pack() makes it.
+constexpr int kPacked = 0x100;
+constexpr int kPackedRows = 16;  // of a tile
+
 struct Matrix {
-  const uint8_t* data;  // num_rows rows of row_bytes(type, num_cols), at any alignment
-  int type;             // number of the ggml type
+  // num_rows rows of row_bytes(type, num_cols), at any alignment; or packed tiles, aligned to 64.
+  const uint8_t* data;
+  int type;  // number of the ggml type
   int64_t num_rows;
   int64_t num_cols;  // a multiple of the type's block length
 };
@@ -32,6 +37,13 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
 
 // out[i] = row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
 void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids);
+
+// Bytes of a matrix of a quantised type, once it is packed.
+int64_t packed_bytes(int type, int64_t num_rows, int64_t num_cols);
+
+// Rearranges a matrix of a quantised type as packed_tiles.h describes. The kernels then read one
+// stream, and need not transpose what they read.
+void pack(const Matrix& weight, uint8_t* out);
 
 // out: [num_rows, num_cols].
 void dequantize(const Matrix& weight, float* out);
@@ -67,7 +79,7 @@ struct LinearKernels {
                    ActivationChunk* chunks);
   // Computes all tokens for rows [begin, end) of the weight; begin is a multiple of tile_rows.
   void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
-  void (*dequantize_row)(const uint8_t* row, int type, int64_t num_cols, float* out);
+  void (*dequantize_row)(const Matrix& weight, int64_t row, float* out);
 };
 
 // What an instruction set with products of bfloat16 provides beside them, for such weights.

@@ -146,7 +146,9 @@ void multiply_float(const LinearArgs& args, int64_t row_begin, int64_t row_end) 
 }
 
 template <class Format>
-void dequantize_float_row(const uint8_t* row, int64_t num_cols, float* out) {
+void dequantize_float_row(const Matrix& weight, int64_t row_id, float* out) {
+  const int64_t num_cols = weight.num_cols;
+  const uint8_t* row = weight.data + row_id * num_cols * Format::kBytes;
   constexpr int kCols = kColumnsIn32Bytes<Format>;
   for (int64_t c = 0; c < num_cols; c += kCols) {
     const uint8_t* rows[kUnpackedRows];

@@ -126,8 +126,11 @@ LLMSERVE_INLINE int groups_left(int64_t num_groups, int64_t g) {
   return static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
 }
 
-template <class Format>
-void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int64_t end) {
+// Multiplies tiles of rows [begin, end) with all tokens. unpack(row) gives a function that unpacks
+// the next chunk of so many groups of the tile that begins with `row`.
+template <class Format, typename Unpack>
+LLMSERVE_INLINE void multiply_tiles(const LinearArgs& args, int64_t begin, int64_t end,
+                                    Unpack unpack) {
   const int64_t num_groups = args.weight.num_cols / kGroup;
   Tile<kTileRows> tile;
   alignas(64) float total[kTokenBlock][kTileRows];
@@ -135,16 +138,11 @@ void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int
     const int64_t left = args.num_tokens - first;
     const int num_tokens = static_cast<int>(left < kTokenBlock ? left : kTokenBlock);
     for (int64_t row = begin; row < end; row += kTileRows) {
-      const uint8_t* rows[kTileRows];
-      find_rows<kTileRows>(args.weight, row_bytes, row, rows);
+      auto unpack_chunk = unpack(row);
       for (int t = 0; t < num_tokens; ++t) store(total[t], V{});
       for (int64_t g = 0; g < num_groups; g += kGroupsInChunk) {
         const int groups = groups_left(num_groups, g);
-        unpack_tile<Format, Isa>(rows, groups, tile);
-        for (int r = 0; r < kTileRows; ++r) {
-          prefetch_range(rows[r] + kPrefetchRows * row_bytes, kChunkBytes<Format>);
-          rows[r] += kChunkBytes<Format>;
-        }
+        unpack_chunk(groups, tile);
         const ActivationChunk* chunks =
             args.chunks + g / kGroupsInChunk * args.num_tokens + first;
         for_token_groups<Isa::kMaxTokens>(num_tokens, [&](auto tokens, int t) {
@@ -154,6 +152,46 @@ void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int
       store_rows<kTileRows, V>(args, row, first, num_tokens, total);
     }
   }
+}
+
+template <class Format>
+void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int64_t end) {
+  multiply_tiles<Format>(args, begin, end, [&](int64_t row) {
+    struct Rows {
+      const uint8_t* rows[kTileRows];
+      int64_t row_bytes;
+      LLMSERVE_INLINE void operator()(int num_groups, Tile<kTileRows>& tile) {
+        unpack_tile<Format, Isa>(rows, num_groups, tile);
+        for (int r = 0; r < kTileRows; ++r) {
+          prefetch_range(rows[r] + kPrefetchRows * row_bytes, kChunkBytes<Format>);
+          rows[r] += kChunkBytes<Format>;
+        }
+      }
+    };
+    Rows unpack;
+    unpack.row_bytes = row_bytes;
+    find_rows<kTileRows>(args.weight, row_bytes, row, unpack.rows);
+    return unpack;
+  });
+}
+
+template <class Format>
+void multiply_packed(const LinearArgs& args, int64_t begin, int64_t end) {
+  const int64_t tile_bytes = Packed<Format>::tile_bytes(args.weight.num_cols);
+  multiply_tiles<Format>(args, begin, end, [&](int64_t row) {
+    struct Rows {
+      const uint8_t* chunk;
+      int lane;
+      LLMSERVE_INLINE void operator()(int num_groups, Tile<kTileRows>& tile) {
+        const int64_t num_bytes = Packed<Format>::chunk_bytes(num_groups);
+        prefetch_range(chunk + kPrefetchBytes, static_cast<int>(num_bytes));
+        unpack_packed_tile<Format, Isa>(chunk, num_groups, lane, tile);
+        chunk += num_bytes;
+      }
+    };
+    return Rows{args.weight.data + row / kPackedRows * tile_bytes,
+                static_cast<int>(row % kPackedRows)};
+  });
 }
 
 // As multiply_many, for few tokens: unpacking a tile would cost more than it saves.
@@ -190,6 +228,7 @@ void multiply_few(const LinearArgs& args, int64_t row_bytes, int64_t begin, int6
 // Rows [begin, end), where begin is a multiple of kTileRows.
 template <class Format>
 void multiply_quantized(const LinearArgs& args, int64_t begin, int64_t end) {
+  if (args.weight.type & kPacked) return multiply_packed<Format>(args, begin, end);
   const int64_t row_bytes =
       args.weight.num_cols / kGroup / Format::kGroupsInBlock * Format::kBlockBytes;
   if (args.num_tokens == 1) return multiply_few<Format, 1>(args, row_bytes, begin, end);
@@ -197,26 +236,67 @@ void multiply_quantized(const LinearArgs& args, int64_t begin, int64_t end) {
   multiply_many<Format>(args, row_bytes, begin, end);
 }
 
+// A group of a row as float32. Lane `lane` of group g of `scales` has what belongs to it.
+template <class Format, int kRows>
+LLMSERVE_INLINE void dequantize_group(const uint8_t quants[kGroup], const TileScales<kRows>& scales,
+                                      int g, int lane, float* out) {
+  for (int i = 0; i < kGroup; ++i) {
+    const int half = i / (kGroup / 2);
+    float scale = scales.scale[g][lane];
+    float min = Format::kHasMin ? scales.min[g][lane] : 0.0f;
+    if constexpr (Format::kHasSubscales) {
+      scale *= static_cast<float>(scales.sub[g][half][lane]);
+      if constexpr (Format::kHasMin) min *= static_cast<float>(scales.sub_min[g][half][lane]);
+    }
+    const float value = scale * static_cast<float>(quants[i] - Format::kOffset);
+    out[i] = Format::kHasMin ? value + min : value;
+  }
+}
+
 template <class Format>
-void dequantize_quantized_row(const uint8_t* row, int64_t num_cols, float* out) {
-  constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
-  for (int64_t begin = 0; begin < num_cols; begin += kChunk, row += kChunkBytes) {
-    const int64_t left = (num_cols - begin) / kGroup;
-    const int num_groups = static_cast<int>(left < kGroupsInChunk ? left : kGroupsInChunk);
-    const RowScales s = Format::template scales<Isa>(row, num_groups);
-    for (int g = 0; g < num_groups; ++g) {
+void dequantize_stored_row(const uint8_t* row, int64_t num_cols, float* out) {
+  TileScales<kUnpackedRows> scales;
+  const uint8_t* rows[kUnpackedRows];
+  for (int64_t g = 0; g < num_cols / kGroup; g += kGroupsInChunk, row += kChunkBytes<Format>) {
+    const int num_groups = groups_left(num_cols / kGroup, g);
+    for (auto& same : rows) same = row;
+    unpack_scales<Format, Isa>(rows, num_groups, scales, 0);
+    for (int i = 0; i < num_groups; ++i) {
       uint8_t quants[kGroup];
-      store(quants, Format::template quants<Isa>(row, g));
-      for (int i = 0; i < kGroup; ++i) {
-        const int half = i / (kGroup / 2);
-        float scale = s.scale[g], min = s.min[g];
-        if constexpr (Format::kHasSubscales) scale *= static_cast<float>(s.sub[half][g]);
-        if constexpr (Format::kHasSubscales) min *= static_cast<float>(s.sub_min[half][g]);
-        const float value = scale * static_cast<float>(quants[i] - Format::kOffset);
-        out[begin + g * kGroup + i] = Format::kHasMin ? value + min : value;
-      }
+      store(quants, Format::template quants<Isa>(row, i));
+      dequantize_group<Format>(quants, scales, i, 0, out + (g + i) * kGroup);
     }
   }
+}
+
+template <class Format>
+void dequantize_packed_row(const Matrix& weight, int64_t row, float* out) {
+  using Layout = Packed<Format>;
+  const int lane = static_cast<int>(row % kPackedRows);
+  const uint8_t* chunk = weight.data + row / kPackedRows * Layout::tile_bytes(weight.num_cols);
+  TileScales<kPackedRows> scales;
+  for (int64_t g = 0; g < weight.num_cols / kGroup; g += kGroupsInChunk) {
+    const int num_groups = groups_left(weight.num_cols / kGroup, g);
+    unpack_packed_scales<Format, Isa>(chunk, num_groups, 0, scales);
+    for (int i = 0; i < num_groups; ++i) {
+      const uint8_t* planes =
+          chunk + Layout::kChunkHeader + i * Layout::kGroupBytes + Layout::kGroupHeader;
+      uint8_t quants[kGroup];
+      for (int c = 0; c < kGroup; ++c) {
+        quants[c] = static_cast<uint8_t>(packed_quant<Format>(planes, lane, c));
+      }
+      dequantize_group<Format>(quants, scales, i, lane, out + (g + i) * kGroup);
+    }
+    chunk += Layout::chunk_bytes(num_groups);
+  }
+}
+
+template <class Format>
+void dequantize_quantized_row(const Matrix& weight, int64_t row, float* out) {
+  if (weight.type & kPacked) return dequantize_packed_row<Format>(weight, row, out);
+  const int64_t row_bytes =
+      weight.num_cols / kGroup / Format::kGroupsInBlock * Format::kBlockBytes;
+  dequantize_stored_row<Format>(weight.data + row * row_bytes, weight.num_cols, out);
 }
 
 }  // namespace

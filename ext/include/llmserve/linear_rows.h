@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kTokenBlock = 128;    // tokens for which an unpacked tile is used
 constexpr int kPrefetchRows = 32;  // how far ahead rows are fetched into the second-level cache
+constexpr int kPrefetchBytes = 16384;  // the same in packed tiles
 
 using V = Isa::Floats;
 constexpr int kTileRows = Isa::kTileRows;

@@ -1,8 +1,7 @@
 // Tiles of weight rows, unpacked into the order in which the products need them.
 #pragma once
 
-#include "llmserve/ggml_formats.h"
-#include "llmserve/linear.h"
+#include "llmserve/packed_tiles.h"
 
 namespace llmserve {
 namespace {
@@ -73,16 +72,33 @@ LLMSERVE_INLINE void unpack_scales(const uint8_t* const rows[kUnpackedRows], int
   }
 }
 
+// Puts four columns of all rows, a byte each, into group g of the tile.
+template <class Format, class Isa>
+LLMSERVE_INLINE void store_quad(Tile<Isa::kTileRows>& tile, int g, int q,
+                                typename Isa::Shorts quad) {
+  using Ints = typename Isa::Ints;
+  using Shorts = typename Isa::Shorts;
+  constexpr auto kOffset = static_cast<uint16_t>(Format::kOffset);
+  Shorts even = (quad & splat<Shorts>(uint16_t{0x00ff})) - kOffset;
+  Shorts odd = (quad >> 8) - kOffset;
+  if constexpr (Format::kHasSubscales) {
+    const auto sub = load<Ints>(tile.scales.sub[g][q / 4]);
+    const auto pairs = (Shorts)((sub & 0xffff) | sub << 16);
+    even *= pairs;
+    odd *= pairs;
+  }
+  store(tile.quants[g][q], even);
+  store(tile.quants[g][kPairs / 2 + q], odd);
+}
+
 template <class Format, class Isa>
 LLMSERVE_INLINE void unpack_tile(const uint8_t* const rows[Isa::kTileRows], int num_groups,
                                  Tile<Isa::kTileRows>& tile) {
   using Ints = typename Isa::Ints;
-  using Shorts = typename Isa::Shorts;
   if constexpr (Format::kGroupsInBlock > 1) num_groups = kGroupsInChunk;
   for (int r = 0; r < Isa::kTileRows; r += kUnpackedRows) {
     unpack_scales<Format, Isa>(rows + r, num_groups, tile.scales, r);
   }
-  constexpr auto kOffset = static_cast<uint16_t>(Format::kOffset);
 #pragma GCC unroll 8
   for (int g = 0; g < num_groups; ++g) {
     U8x32 quants[Isa::kTileRows];
@@ -90,20 +106,72 @@ LLMSERVE_INLINE void unpack_tile(const uint8_t* const rows[Isa::kTileRows], int 
     for (int r = 0; r < Isa::kTileRows; ++r) {
       quants[r] = Format::template quants<Isa>(rows[r], g);
     }
-    Ints quads[kGroup / 4];
+    Ints quads[kQuads];
     Isa::transpose_quads(quants, quads);
 #pragma GCC unroll 8
-    for (int q = 0; q < kGroup / 4; ++q) {
-      Shorts even = (Shorts)(quads[q] & 0x00ff00ff) - kOffset;
-      Shorts odd = ((Shorts)quads[q] >> 8) - kOffset;
-      if constexpr (Format::kHasSubscales) {
-        const auto sub = load<Ints>(tile.scales.sub[g][q / 4]);
-        const auto pairs = (Shorts)((sub & 0xffff) | sub << 16);
-        even *= pairs;
-        odd *= pairs;
+    for (int q = 0; q < kQuads; ++q) {
+      store_quad<Format, Isa>(tile, g, q, (typename Isa::Shorts)quads[q]);
+    }
+  }
+}
+
+// The scales of kRows rows from `lane` on, of a packed chunk.
+template <class Format, class Isa, int kRows>
+LLMSERVE_INLINE void unpack_packed_scales(const uint8_t* chunk, int num_groups, int lane,
+                                          TileScales<kRows>& tile) {
+  using Layout = Packed<Format>;
+  for (int r = 0; r < kRows; r += 8) {
+    F32x8 block_scale = {}, block_min = {};
+    if constexpr (Layout::kIsBlocked) {
+      const uint8_t* halves = chunk + (lane + r) * sizeof(uint16_t);
+      block_scale = Isa::from_half(load<U16x8>(halves));
+      if constexpr (Format::kHasMin) {
+        block_min = -Isa::from_half(load<U16x8>(halves + Layout::kHalves));
       }
-      store(tile.quants[g][q], even);
-      store(tile.quants[g][kPairs / 2 + q], odd);
+    }
+#pragma GCC unroll 8
+    for (int g = 0; g < num_groups; ++g) {
+      const uint8_t* header = chunk + Layout::kChunkHeader + g * Layout::kGroupBytes;
+      F32x8 scale = block_scale, min = block_min;
+      if constexpr (Format::kScaleKind == ScaleKind::kHalves) {
+        const uint8_t* halves = header + (lane + r) * sizeof(uint16_t);
+        scale = Isa::from_half(load<U16x8>(halves));
+        if constexpr (Format::kHasMin) min = Isa::from_half(load<U16x8>(halves + Layout::kHalves));
+      } else {
+        const uint8_t* bytes = header + lane + r;
+        const I32x8 first = Isa::widen_bytes(load<uint64_t>(bytes));
+        const I32x8 second = Isa::widen_bytes(load<uint64_t>(bytes + kPackedRows));
+        if constexpr (Format::kScaleKind == ScaleKind::kSixBits) {
+          scale *= to_float(first);
+          min *= to_float(second);
+        } else if constexpr (Format::kScaleKind == ScaleKind::kSubscales) {
+          store(tile.sub[g][0] + r, first << 24 >> 24);
+          store(tile.sub[g][1] + r, second << 24 >> 24);
+        } else {
+          store(tile.sub[g][0] + r, first & 0x0f);
+          store(tile.sub[g][1] + r, second & 0x0f);
+          store(tile.sub_min[g][0] + r, first >> 4);
+          store(tile.sub_min[g][1] + r, second >> 4);
+        }
+      }
+      store(tile.scale[g] + r, scale);
+      if constexpr (Format::kHasMin) store(tile.min[g] + r, min);
+    }
+  }
+}
+
+// As unpack_tile, from rows `lane` and following of a packed tile.
+template <class Format, class Isa>
+LLMSERVE_INLINE void unpack_packed_tile(const uint8_t* chunk, int num_groups, int lane,
+                                        Tile<Isa::kTileRows>& tile) {
+  using Layout = Packed<Format>;
+  unpack_packed_scales<Format, Isa>(chunk, num_groups, lane, tile.scales);
+  for (int g = 0; g < num_groups; ++g) {
+    const uint8_t* group = chunk + Layout::kChunkHeader + g * Layout::kGroupBytes;
+#pragma GCC unroll 8
+    for (int q = 0; q < kQuads; ++q) {
+      const auto quad = packed_quad<Format, Isa>(group + Layout::kGroupHeader, q, lane);
+      store_quad<Format, Isa>(tile, g, q, (typename Isa::Shorts)quad);
     }
   }
 }

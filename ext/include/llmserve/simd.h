@@ -30,6 +30,7 @@ using U32x8 = uint32_t __attribute__((vector_size(32)));
 using U64x2 = uint64_t __attribute__((vector_size(16)));
 using U64x4 = uint64_t __attribute__((vector_size(32)));
 using F32x8 = float __attribute__((vector_size(32)));
+using U8x64 = uint8_t __attribute__((vector_size(64)));
 using U16x32 = uint16_t __attribute__((vector_size(64)));
 using I32x16 = int32_t __attribute__((vector_size(64)));
 using F32x16 = float __attribute__((vector_size(64)));
