@@ -57,6 +57,7 @@ class Loop:
         max_num_batched_tokens: int = 64,
         long_prefill_token_threshold: int = 0,
         scheduling_policy: str = "fcfs",
+        async_scheduling: bool = False,
         script: list[int] | None = None,
         fails: Callable[[StepPlan], bool] | None = None,
     ) -> None:
@@ -70,6 +71,7 @@ class Loop:
                 max_num_batched_tokens=max_num_batched_tokens,
                 long_prefill_token_threshold=long_prefill_token_threshold,
                 scheduling_policy=scheduling_policy,
+                async_scheduling=async_scheduling,
             ),
             CacheConfig(block_size=BLOCK_SIZE),
             spec,

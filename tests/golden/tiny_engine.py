@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from llmserve.config import CacheConfig, ModelConfig, RunnerConfig, SchedulerConfig, ServerConfig
-from llmserve.core import PromptLogprobs, Request, SamplingParams, TokenLogprobs
+from llmserve.core import (
+    PendingStep,
+    PromptLogprobs,
+    Request,
+    SamplingParams,
+    StepPlan,
+    TokenLogprobs,
+)
 from llmserve.executor import UniprocExecutor
 from llmserve.files.model import open_model
 from llmserve.runner import load_runner
@@ -63,10 +71,15 @@ class TinyEngine:
         self, prompts: Sequence[list[int]], num_tokens: int = 64, **sampling: Any
     ) -> list[Output]:
         """Runs all prompts at once, greedily unless `sampling` says otherwise."""
-        params = _greedy(num_tokens, sampling)
+        return self.generate_each(prompts, [_greedy(num_tokens, sampling)] * len(prompts))
+
+    def generate_each(
+        self, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]
+    ) -> list[Output]:
+        """Runs all prompts at once, each with parameters of its own."""
         requests = [
             Request(str(next(self._ids)), prompt, params, arrival_time=time.monotonic())
-            for prompt in prompts
+            for prompt, params in zip(prompts, sampling, strict=True)
         ]
         return self._run(requests)
 
@@ -86,18 +99,22 @@ class TinyEngine:
         outputs = {request.request_id: Output() for request in requests}
         for request in requests:
             self.scheduler.add(request)
-        while self.scheduler.has_work:
-            self._step(outputs)
+        steps: deque[tuple[StepPlan, PendingStep]] = deque()
+        while self.scheduler.has_work or steps:
+            while len(steps) < self.scheduler.max_steps_in_flight:
+                plan = self.scheduler.schedule()
+                if plan.is_empty:
+                    break
+                steps.append((plan, self._executor.launch(plan)))
+            if steps:
+                self._end_step(*steps.popleft(), outputs)
         for request in requests:
             outputs[request.request_id].num_cached_tokens = request.num_cached_tokens
         self.scheduler.check_integrity()
         return list(outputs.values())
 
-    def _step(self, outputs: dict[str, Output]) -> None:
-        plan = self.scheduler.schedule()
-        if plan.is_empty:
-            return
-        for event in self.scheduler.update(plan, self._executor.launch(plan).wait()):
+    def _end_step(self, plan: StepPlan, step: PendingStep, outputs: dict[str, Output]) -> None:
+        for event in self.scheduler.update(plan, step.wait()):
             assert event.error is None, event.error
             output = outputs[event.request_id]
             output.token_ids += event.token_ids
