@@ -1,6 +1,6 @@
 // Root mean square norm (Zhang and Sennrich 2019, arXiv 1910.07467) and the whole step of the
-// residual stream around it: post norm, scale, sum, norm. One block per row; the row stays in shared
-// memory between the reductions, so that memory sees each value once.
+// residual stream around it: post norm, scale, sum, norm. One block per row; the row stays in
+// shared memory between the reductions, so that memory sees each value once.
 #include "llmserve/cuda/elementwise.h"
 #include "llmserve/cuda/row_values.h"
 

@@ -2,8 +2,8 @@
 // rotary embedding (Su et al. 2021, arXiv 2104.09864), and K and V into their slots of the paged
 // cache. One launch; q, k and v are read once.
 //
-// A head is the work of a few lanes, a group of eight values each. The values wait in shared memory,
-// where every lane finds the partners of its own.
+// A head is the work of a few lanes, a group of eight values each. The values wait in shared
+// memory, where every lane finds the partners of its own.
 #include "llmserve/cuda/elementwise.h"
 #include "llmserve/cuda/row_values.h"
 
