@@ -1,7 +1,11 @@
 """Builds the C++ extensions; metadata and dependencies are in pyproject.toml.
 
 A machine without a compiler gets the package all the same, and runs its kernels in torch. With
-LLMSERVE_REQUIRE_EXT=1 a failed build fails the installation. CUDA sources need nvcc.
+LLMSERVE_REQUIRE_EXT=1 a failed build fails the installation.
+
+The CUDA module is built where nvcc is found: machine code for the architectures that
+LLMSERVE_CUDA_ARCHS lists ("80,89,90" unless set; each takes its share of the compile time), and PTX
+of the last one for newer GPUs. Its objects and the reports of ptxas stay in build/nvcc.
 
 With LLMSERVE_SANITIZE=1, `python setup.py build_ext` builds the C++ modules with the address and
 undefined-behaviour sanitizers, every finding fatal, into build/sanitized and nowhere else. They
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +26,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 EXT = Path("ext")
+sys.path.insert(0, str(EXT))  # not there in an isolated build
+import objects  # noqa: E402
+
 INCLUDE = EXT / "include"
 # Equal rounding on all machines: the compiler may not fuse a * b + c by itself. -Wno-psabi: vectors
 # are passed to inlined functions only, where no calling convention applies.
@@ -30,6 +37,8 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 REQUIRE_EXT = os.environ.get("LLMSERVE_REQUIRE_EXT", "") not in ("", "0")
 SANITIZE = os.environ.get("LLMSERVE_SANITIZE", "") not in ("", "0")
 SANITIZED = Path("build") / "sanitized"
+NVCC_OBJECTS = Path("build") / "nvcc"
+CUDA_ARCHS = os.environ.get("LLMSERVE_CUDA_ARCHS", "80,89,90").split(",")
 if SANITIZE:
     # -O1 and line tables only, as the compiler takes long over the checks. Python asks for -fwrapv,
     # which would make overflows no finding.
@@ -37,12 +46,24 @@ if SANITIZE:
     CXX_FLAGS += ["-D_GLIBCXX_ASSERTIONS"]
 
 
+# -Xptxas -v writes the registers, shared memory and spills of each kernel, which a test reads.
+NVCC_FLAGS = ["-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v"]
+NVCC_FLAGS += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
+
+
+def gencode_flags(archs: list[str]) -> list[str]:
+    """Machine code of each architecture, and PTX of the last."""
+    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+
+
 class CudaExtension(Extension):
     """A module that nvcc compiles and links, C++ bindings included."""
 
 
 def headers() -> list[str]:
-    return sorted(str(path) for path in EXT.rglob("*.h"))
+    """Those of the CPU's modules."""
+    return sorted(str(path) for path in EXT.rglob("*.h") if path.parent.name != "cuda")
 
 
 def is_stale(object_file: str, source: str) -> bool:
@@ -116,11 +137,16 @@ class BuildExt(build_ext):
             else:
                 super().build_extension(ext)
         except Exception as error:
+            without = "llmserve runs without it, many times slower, on kernels written in torch."
+            remedy = "Install a C++17 compiler and the Python headers"
+            if isinstance(ext, CudaExtension):
+                without = "llmserve runs on the CPU without it, but not on a GPU."
+                remedy = "Install an nvcc that knows your C++ compiler"
             print(
                 f"\n{'*' * 78}\n"
                 f"{ext.name} could not be built: {error}\n"
-                "llmserve runs without it, many times slower, on kernels written in torch.\n"
-                "Install a C++17 compiler and the Python headers and install llmserve again;\n"
+                f"{without}\n"
+                f"{remedy} and install llmserve again;\n"
                 "LLMSERVE_REQUIRE_EXT=1 turns this warning into an error.\n"
                 f"{'*' * 78}\n",
                 flush=True,
@@ -130,15 +156,18 @@ class BuildExt(build_ext):
     def _build_with_nvcc(self, ext: CudaExtension) -> None:
         import pybind11
 
-        target = self.get_ext_fullpath(ext.name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        nvcc = find_nvcc() or "nvcc"
         includes = [str(INCLUDE), pybind11.get_include(), *self.include_dirs]
-        command = [find_nvcc() or "nvcc", "-shared", "-O3", "-std=c++17", "-o", target]
-        command += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
-        command += [f"-I{path}" for path in includes] + ext.sources
+        command = [nvcc, *NVCC_FLAGS, *gencode_flags(CUDA_ARCHS)]
+        command += [f"-I{path}" for path in includes]
+        sources = [Path(source) for source in ext.sources]
+        print(f"building {ext.name} for sm_{', sm_'.join(CUDA_ARCHS)}", flush=True)
         try:
-            subprocess.run(command, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
+            with objects.locked(NVCC_OBJECTS):
+                built = objects.compile_objects(sources, NVCC_OBJECTS, lambda source: command)
+                target = Path(self.get_ext_fullpath(ext.name))
+                objects.link(target, [nvcc, "-shared", "-Xcompiler", "-pthread"], built)
+        except (OSError, objects.BuildError) as error:
             raise CompileError(str(error)) from error
 
 
