@@ -179,3 +179,27 @@ def edit_logits(
     values: int,
     stream: int,
 ) -> None: ...
+
+# Matrices in their storage types.
+
+def linear(
+    parts: int,
+    num_parts: int,
+    x: int,
+    x_type: int,
+    out: int,
+    out_type: int,
+    num_tokens: int,
+    num_cols: int,
+    stream: int,
+) -> None: ...
+def dequantize(
+    part: int,
+    row_ids: int,
+    first_row: int,
+    out: int,
+    out_type: int,
+    num_rows: int,
+    num_cols: int,
+    stream: int,
+) -> None: ...

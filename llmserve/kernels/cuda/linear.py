@@ -99,6 +99,8 @@ def upload(
     """The matrix on the device, in its layout. copy(target, source) brings bytes there."""
     if not isinstance(weight, Weight):
         return pack_checkpoint_weight(weight.to(device))
+    if weight.is_packed:
+        raise ValueError("the matrix is packed for the CPU")
     raw = torch.empty(weight.data.shape, dtype=torch.uint8, device=device)
     copy(raw, weight.data)
     return pack_weight(Weight(raw, weight.type, weight.num_rows, weight.num_cols))

@@ -1,12 +1,12 @@
 // The storage formats of quantised matrices as they lie on the device, one struct each.
 //
 // Columns are padded to a multiple of 128, with scales of zero, and divided into chunks of 128, or
-// of 64 where codes have 8 bits. The codes of a row's chunk lie in a low plane of 8, 4 or 2 bits and
-// for some formats a high plane of 1 or 2 bits more. Four lanes share a chunk; lane t holds 8 codes
-// of each of its groups of 32 columns: columns 8t to 8t + 7, or, where a group's halves have scales
-// of their own, 4t to 4t + 3 of each half. So a warp reads 64 contiguous bytes of each of 8 rows in
-// one go, and what a lane reads are operands of tensor cores after a shift and a mask: the two codes
-// of a pair of columns lie 16 bits apart.
+// of 64 where codes have 8 bits. The codes of a row's chunk lie in a low plane of 8, 4 or 2 bits
+// and for some formats a high plane of 1 or 2 bits more. Four lanes share a chunk; lane t holds 8
+// codes of each of its groups of 32 columns: columns 8t to 8t + 7, or, where a group's halves have
+// scales of their own, 4t to 4t + 3 of each half. So a warp reads 64 contiguous bytes of each of 8
+// rows in one go, and what a lane reads are operands of tensor cores after a shift and a mask: the
+// two codes of a pair of columns lie 16 bits apart.
 //
 // A value is scale * code + shift, the code being unsigned. A code of n bits becomes the float
 // 2^n + code by setting the exponent; callers subtract 2^n times the sum of the activations.
@@ -138,7 +138,8 @@ struct Codes {
         constexpr int kTarget = kMantissa - kBits;
         out[0][p] = move_bits<kLow>(low, position, kTarget) | power_pair<T>(kBits);
         if constexpr (kHigh > 0) {
-          out[0][p] |= move_bits<kHigh>(raw.high[high_word(w)], high_position(w, p), kTarget + kLow);
+          const uint32_t high = raw.high[high_word(w)];
+          out[0][p] |= move_bits<kHigh>(high, high_position(w, p), kTarget + kLow);
         }
       }
     }

@@ -1,14 +1,14 @@
 // Products for a few tokens on tensor cores: memory-bound, whatever the format.
 //
-// A block owns 16 rows of the weight and up to 8 * kTiles tokens. Its eight warps take the chunks of
-// the rows in turn, so each warp streams 16 rows with several loads in flight, and at the end the
-// block adds the eight partial sums in the order of the warps. Weights are the A operand as they
-// are (floats) or as exact small integers; the scale of a group meets the float32 sum of its
+// A block owns 16 rows of the weight and up to 8 * kTiles tokens. Its eight warps take the chunks
+// of the rows in turn, so each warp streams 16 rows with several loads in flight, and at the end
+// the block adds the eight partial sums in the order of the warps. Weights are the A operand as
+// they are (floats) or as exact small integers; the scale of a group meets the float32 sum of its
 // products, and a product with ones gives the sum of the activations for minima and offsets.
 //
-// Which columns a lane holds is free, as A and B agree: lane t of a row takes 8 neighbours, 16 bytes
-// of activations. Columns of a tensor-core product do not mix, so a token's bits don't depend on
-// its company; those of a row depend on the number of columns alone.
+// Which columns a lane holds is free, as A and B agree: lane t of a row takes 8 neighbours, 16
+// bytes of activations. Columns of a tensor-core product do not mix, so a token's bits do not
+// depend on its company; those of a row depend on the number of columns alone.
 #pragma once
 
 #include "llmserve/cuda/linear_formats.h"
@@ -249,7 +249,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<F, kTiles>))
           raw.rows[r].load(part, rows[r], chunk, num_chunks, lane_id() % 4);
         }
       },
-      [&](int chunk, const RawPair<F>& raw) { add_chunk<F, T, kTiles>(raw, chunk, columns, sums); });
+      [&](int chunk, const RawPair<F>& raw) {
+        add_chunk<F, T, kTiles>(raw, chunk, columns, sums);
+      });
   finish_tile<kTiles>(args, part, first_row, first_token, sums);
 }
 
