@@ -114,11 +114,15 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
   const BFloat16Kernels* bfloat16 = has_bfloat16 ? bfloat16_kernels() : nullptr;
   ActivationChunk* chunks = nullptr;
   if (has_quantized) {
-    chunks =
-        scratch<ActivationChunk>(static_cast<size_t>(divide_up(num_cols, kChunkCols) * num_tokens));
+    const int64_t chunk_tokens = padded_tokens(num_tokens);
+    const int64_t num_chunks = divide_up(num_cols, kChunkCols);
+    chunks = scratch<ActivationChunk>(static_cast<size_t>(num_chunks * chunk_tokens));
+    for (int64_t i = 0; i < num_chunks && num_tokens < chunk_tokens; ++i) {
+      for (int64_t t = num_tokens; t < chunk_tokens; ++t) chunks[i * chunk_tokens + t] = {};
+    }
     parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
                  [&](int64_t begin, int64_t end) {
-                   k.quantize(x, num_cols, num_tokens, begin, end, chunks);
+                   k.quantize(x, num_cols, chunk_tokens, begin, end, chunks);
                  });
   }
   uint16_t* x_bfloat16 = nullptr;

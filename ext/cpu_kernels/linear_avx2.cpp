@@ -37,26 +37,8 @@ struct Isa : X86 {
         _mm256_madd_epi16(odd, load<__m256i>(activations + kGroup / 2)));
   }
 
-  template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
-                                         const ActivationChunk* chunks, int g,
-                                         I32x8 (*sums)[kHalves]) {
-#pragma GCC unroll 2
-    for (int half = 0; half < kHalves; ++half) {
-      __m256i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = _mm256_setzero_si256();
-#pragma GCC unroll 16
-      for (int i = 0; i < kPairs / kHalves; ++i) {
-        const int pair = pair_of_half<kHalves>(half, i);
-        const auto w = load<__m256i>(quants[pair]);
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-          const __m256i x = _mm256_set1_epi32(load<int32_t>(chunks[t].quants[g] + 2 * pair));
-          dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(w, x));
-        }
-      }
-      for (int t = 0; t < kTokens; ++t) sums[t][half] = (I32x8)dots[t];
-    }
+  static LLMSERVE_INLINE I32x8 add_pairs(I32x8 sums, U16x16 weights, int32_t activations) {
+    return sums + (I32x8)_mm256_madd_epi16((__m256i)weights, _mm256_set1_epi32(activations));
   }
 };
 

@@ -43,26 +43,9 @@ struct Isa : Avx512 {
     return (I32x8)_mm256_dpwssd_epi32(sums, odd, load<__m256i>(activations + kGroup / 2));
   }
 
-  template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
-                                         const ActivationChunk* chunks, int g,
-                                         I32x16 (*sums)[kHalves]) {
-#pragma GCC unroll 2
-    for (int half = 0; half < kHalves; ++half) {
-      __m512i dots[kTokens];
-      for (int t = 0; t < kTokens; ++t) dots[t] = _mm512_setzero_si512();
-#pragma GCC unroll 16
-      for (int i = 0; i < kPairs / kHalves; ++i) {
-        const int pair = pair_of_half<kHalves>(half, i);
-        const auto w = load<__m512i>(quants[pair]);
-#pragma GCC unroll 8
-        for (int t = 0; t < kTokens; ++t) {
-          const __m512i x = _mm512_set1_epi32(load<int32_t>(chunks[t].quants[g] + 2 * pair));
-          dots[t] = _mm512_dpwssd_epi32(dots[t], w, x);
-        }
-      }
-      for (int t = 0; t < kTokens; ++t) sums[t][half] = (I32x16)dots[t];
-    }
+  static LLMSERVE_INLINE I32x16 add_pairs(I32x16 sums, U16x32 weights, int32_t activations) {
+    return (I32x16)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights,
+                                       _mm512_set1_epi32(activations));
   }
 };
 

@@ -72,21 +72,8 @@ struct Isa {
     sums[1] = v[4] + v[5] + v[6] + v[7];
   }
 
-  template <int kHalves, int kTokens>
-  static LLMSERVE_INLINE void group_dots(const int16_t (*quants)[kTileRows][2],
-                                         const ActivationChunk* chunks, int g,
-                                         I32x8 (*sums)[kHalves]) {
-    for (int t = 0; t < kTokens; ++t) {
-      for (int half = 0; half < kHalves; ++half) {
-        I32x8 dots = {};
-        for (int i = 0; i < kPairs / kHalves; ++i) {
-          const int pair = pair_of_half<kHalves>(half, i);
-          const auto x = load<int32_t>(chunks[t].quants[g] + 2 * pair);
-          dots += pair_dot(load<I32x8>(quants[pair]), broadcast(x));
-        }
-        sums[t][half] = dots;
-      }
-    }
+  static LLMSERVE_INLINE I32x8 add_pairs(I32x8 sums, U16x16 weights, int32_t activations) {
+    return sums + pair_dot((I32x8)weights, broadcast(activations));
   }
 };
 

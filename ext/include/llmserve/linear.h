@@ -60,9 +60,16 @@ struct ActivationChunk {
   int32_t sums[8][2];   // sums of the quants of the halves of a group
 };
 
+// Tokens for which activations are quantised: kernels for few tokens come for some counts only, and
+// the next larger one computes zeros as well.
+constexpr int64_t padded_tokens(int64_t num_tokens) {
+  return num_tokens > 2 && num_tokens < 8 ? (num_tokens + 1) / 2 * 2 : num_tokens;
+}
+
 struct LinearArgs {
   const float* x;
-  const ActivationChunk* chunks;  // [num_chunks][num_tokens], if the weight's type is quantised
+  // [num_chunks][padded_tokens(num_tokens)], if the weight's type is quantised
+  const ActivationChunk* chunks;
   const uint16_t* x_bfloat16;     // [num_tokens][bfloat16_stride(num_cols)], for BFloat16Kernels
   Matrix weight;
   const float* bias;
@@ -74,9 +81,9 @@ struct LinearArgs {
 // What each instruction set provides.
 struct LinearKernels {
   int tile_rows;  // rows of the weight that are computed together
-  // Quantises tokens [begin, end) of x [num_tokens, num_cols].
-  void (*quantize)(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin, int64_t end,
-                   ActivationChunk* chunks);
+  // Quantises tokens [begin, end) of x [.., num_cols]; chunks: [num_chunks][chunk_tokens].
+  void (*quantize)(const float* x, int64_t num_cols, int64_t chunk_tokens, int64_t begin,
+                   int64_t end, ActivationChunk* chunks);
   // Computes all tokens for rows [begin, end) of the weight; begin is a multiple of tile_rows.
   void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
   void (*dequantize_row)(const Matrix& weight, int64_t row, float* out);

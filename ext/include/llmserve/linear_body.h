@@ -1,10 +1,10 @@
 // The kernels of linear.h over a struct `Isa` that the including file defines before.
 //
-// Isa gives: kTileRows, rows computed together, one for each lane of Isa::Floats and Isa::Ints and
-// two lanes of Isa::Shorts; kMaxTokens, tokens computed together; from_half, widen_bytes,
-// widen_halves (conversions); with_bits (ggml_formats.h); fma(a, b, c); transpose_quads(rows,
-// quads), which makes vectors of four columns of all rows; group_dots<kHalves, kTokens>(quants,
-// chunks, g, sums), the exact sums over a group of a tile, or over its halves;
+// Isa gives: kTileRows, rows computed together, one for each lane of Isa::Floats and Isa::Ints, two
+// lanes of Isa::Shorts and four of Isa::Bytes; kMaxTokens, tokens computed together; from_half,
+// widen_bytes, widen_halves (conversions); with_bits (ggml_formats.h); fma(a, b, c);
+// transpose_quads(rows, quads), which makes vectors of four columns of all rows; add_pairs(sums,
+// weights, activations), which adds the products of two int16 of each lane with two activations;
 // row_dot(quants, activations), whose lanes add up to a group's sum for one row, the lower lanes for
 // the first half; sum_halves, which adds those of eight rows.
 //

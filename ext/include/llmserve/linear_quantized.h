@@ -44,11 +44,11 @@ LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int 
   chunk.scaled_sum[g] = scale * static_cast<float>(chunk.sums[g][0] + chunk.sums[g][1]);
 }
 
-inline void quantize(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
+inline void quantize(const float* x, int64_t num_cols, int64_t chunk_tokens, int64_t begin,
                      int64_t end, ActivationChunk* chunks) {
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t c = 0; c < num_cols; c += kGroup) {
-      quantize_group(x + t * num_cols + c, chunks[c / kChunk * num_tokens + t],
+      quantize_group(x + t * num_cols + c, chunks[c / kChunk * chunk_tokens + t],
                      static_cast<int>(c % kChunk / kGroup));
     }
   }
@@ -77,19 +77,52 @@ LLMSERVE_INLINE Floats add_group(const TileScales<kRows>& tile, int g, const Act
   return total;
 }
 
+// Adds a group of a tile to the totals of kTokens tokens. pairs_of(q, pairs) gives the pairs of a
+// quad: its even columns, then its odd ones.
+template <class Format, int kTokens, typename PairsOf>
+LLMSERVE_INLINE void add_tile_group(const TileScales<kTileRows>& scales, int g,
+                                    const ActivationChunk* chunks, PairsOf pairs_of,
+                                    V total[kTokens]) {
+  constexpr int kHalves = Format::kHasSubscales ? 2 : 1;
+  Isa::Ints sums[kTokens][kHalves];
+#pragma GCC unroll 2
+  for (int half = 0; half < kHalves; ++half) {
+    Isa::Ints dots[kTokens] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < kQuads / kHalves; ++i) {
+      const int q = half * (kQuads / kHalves) + i;
+      Isa::Shorts pairs[2];
+      pairs_of(q, pairs);
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; ++odd) {
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) {
+          const int16_t* x = chunks[t].quants[g] + odd * (kGroup / 2) + 2 * q;
+          dots[t] = Isa::add_pairs(dots[t], pairs[odd], load<int32_t>(x));
+        }
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) sums[t][half] = dots[t];
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < kTokens; ++t) {
+    total[t] = add_group<Format>(scales, g, chunks[t], sums[t], total[t]);
+  }
+}
+
 template <class Format, int kTokens>
 LLMSERVE_INLINE void multiply_chunk(const Tile<kTileRows>& tile, int num_groups,
                                     const ActivationChunk* chunks, float (*out)[kTileRows]) {
-  constexpr int kHalves = Format::kHasSubscales ? 2 : 1;
   V total[kTokens];
   for (int t = 0; t < kTokens; ++t) total[t] = load<V>(out[t]);
   for (int g = 0; g < num_groups; ++g) {
-    Isa::Ints sums[kTokens][kHalves];
-    Isa::template group_dots<kHalves, kTokens>(tile.quants[g], chunks, g, sums);
-#pragma GCC unroll 8
-    for (int t = 0; t < kTokens; ++t) {
-      total[t] = add_group<Format>(tile.scales, g, chunks[t], sums[t], total[t]);
-    }
+    add_tile_group<Format, kTokens>(
+        tile.scales, g, chunks,
+        [&](int q, Isa::Shorts pairs[2]) {
+          pairs[0] = load<Isa::Shorts>(tile.quants[g][2 * q]);
+          pairs[1] = load<Isa::Shorts>(tile.quants[g][2 * q + 1]);
+        },
+        total);
   }
   for (int t = 0; t < kTokens; ++t) store(out[t], total[t]);
 }
@@ -144,7 +177,7 @@ LLMSERVE_INLINE void multiply_tiles(const LinearArgs& args, int64_t begin, int64
         const int groups = groups_left(num_groups, g);
         unpack_chunk(groups, tile);
         const ActivationChunk* chunks =
-            args.chunks + g / kGroupsInChunk * args.num_tokens + first;
+            args.chunks + g / kGroupsInChunk * padded_tokens(args.num_tokens) + first;
         for_token_groups<Isa::kMaxTokens>(num_tokens, [&](auto tokens, int t) {
           multiply_chunk<Format, decltype(tokens)::value>(tile, groups, chunks + t, total + t);
         });
@@ -176,8 +209,12 @@ void multiply_many(const LinearArgs& args, int64_t row_bytes, int64_t begin, int
 }
 
 template <class Format>
-void multiply_packed(const LinearArgs& args, int64_t begin, int64_t end) {
-  const int64_t tile_bytes = Packed<Format>::tile_bytes(args.weight.num_cols);
+LLMSERVE_INLINE const uint8_t* packed_tile(const Matrix& weight, int64_t row) {
+  return weight.data + row / kPackedRows * Packed<Format>::tile_bytes(weight.num_cols);
+}
+
+template <class Format>
+void multiply_packed_many(const LinearArgs& args, int64_t begin, int64_t end) {
   multiply_tiles<Format>(args, begin, end, [&](int64_t row) {
     struct Rows {
       const uint8_t* chunk;
@@ -189,9 +226,63 @@ void multiply_packed(const LinearArgs& args, int64_t begin, int64_t end) {
         chunk += num_bytes;
       }
     };
-    return Rows{args.weight.data + row / kPackedRows * tile_bytes,
-                static_cast<int>(row % kPackedRows)};
+    return Rows{packed_tile<Format>(args.weight, row), static_cast<int>(row % kPackedRows)};
   });
+}
+
+// As multiply_packed_many, for the few tokens whose sums fit into registers: quads are multiplied
+// as they come, with no tile in between.
+template <class Format, int kTokens>
+void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
+  using Layout = Packed<Format>;
+  const int64_t num_all_groups = args.weight.num_cols / kGroup;
+  TileScales<kTileRows> scales;
+  for (int64_t row = begin; row < end; row += kTileRows) {
+    const uint8_t* chunk = packed_tile<Format>(args.weight, row);
+    const int lane = static_cast<int>(row % kPackedRows);
+    const ActivationChunk* chunks = args.chunks;
+    V total[kTokens] = {};
+    for (int64_t first = 0; first < num_all_groups; first += kGroupsInChunk) {
+      const int num_groups = groups_left(num_all_groups, first);
+      const int64_t num_bytes = Layout::chunk_bytes(num_groups);
+      prefetch_range(chunk + kPrefetchBytes, static_cast<int>(num_bytes));
+      unpack_packed_scales<Format, Isa>(chunk, num_groups, lane, scales);
+      for (int g = 0; g < num_groups; ++g) {
+        const uint8_t* planes =
+            chunk + Layout::kChunkHeader + g * Layout::kGroupBytes + Layout::kGroupHeader;
+        add_tile_group<Format, kTokens>(
+            scales, g, chunks,
+            [&](int q, Isa::Shorts pairs[2]) {
+              const auto quad = packed_quad<Format, Isa>(planes, q, lane);
+              split_quad<Format, Isa>(scales, g, q, (Isa::Shorts)quad, pairs);
+            },
+            total);
+      }
+      chunk += num_bytes;
+      chunks += kTokens;
+    }
+    alignas(64) float sums[kTokens][kTileRows];
+    for (int t = 0; t < kTokens; ++t) store(sums[t], total[t]);
+    store_rows<kTileRows, V>(args, row, 0, static_cast<int>(args.num_tokens), sums);
+  }
+}
+
+template <class Format>
+void multiply_packed(const LinearArgs& args, int64_t begin, int64_t end) {
+  switch (padded_tokens(args.num_tokens)) {
+    case 1:
+      return multiply_packed_few<Format, 1>(args, begin, end);
+    case 2:
+      return multiply_packed_few<Format, 2>(args, begin, end);
+    case 4:
+      return multiply_packed_few<Format, 4>(args, begin, end);
+    case 6:
+      return multiply_packed_few<Format, 6>(args, begin, end);
+    case 8:
+      return multiply_packed_few<Format, 8>(args, begin, end);
+    default:
+      return multiply_packed_many<Format>(args, begin, end);
+  }
 }
 
 // As multiply_many, for few tokens: unpacking a tile would cost more than it saves.
@@ -273,7 +364,7 @@ template <class Format>
 void dequantize_packed_row(const Matrix& weight, int64_t row, float* out) {
   using Layout = Packed<Format>;
   const int lane = static_cast<int>(row % kPackedRows);
-  const uint8_t* chunk = weight.data + row / kPackedRows * Layout::tile_bytes(weight.num_cols);
+  const uint8_t* chunk = packed_tile<Format>(weight, row);
   TileScales<kPackedRows> scales;
   for (int64_t g = 0; g < weight.num_cols / kGroup; g += kGroupsInChunk) {
     const int num_groups = groups_left(weight.num_cols / kGroup, g);

@@ -9,13 +9,6 @@ namespace {
 constexpr int kPairs = kGroup / 2;
 constexpr int kUnpackedRows = 8;  // rows that are unpacked together
 
-// The place of the i-th pair of a half of a group, or of the whole group if it is not halved.
-template <int kHalves>
-constexpr int pair_of_half(int half, int i) {
-  if (kHalves == 1) return i;
-  return i < kPairs / 4 ? half * kPairs / 4 + i : kPairs / 2 + half * kPairs / 4 + i - kPairs / 4;
-}
-
 // Of a chunk of kRows rows: vectors have one lane per row.
 template <int kRows>
 struct TileScales {
@@ -28,8 +21,7 @@ struct TileScales {
 template <int kRows>
 struct Tile {
   TileScales<kRows> scales;
-  // sub * (quant - kOffset). The pairs of even columns of a group, then those of the odd ones, as
-  // in ActivationChunk.
+  // sub * (quant - kOffset). Of each quad the pair of even columns, then that of the odd ones.
   alignas(64) int16_t quants[kGroupsInChunk][kPairs][kRows][2];
 };
 
@@ -72,23 +64,30 @@ LLMSERVE_INLINE void unpack_scales(const uint8_t* const rows[kUnpackedRows], int
   }
 }
 
-// Puts four columns of all rows, a byte each, into group g of the tile.
+// Quad q of group g, a byte each, as sub * (quant - kOffset): the even columns, the odd ones.
 template <class Format, class Isa>
-LLMSERVE_INLINE void store_quad(Tile<Isa::kTileRows>& tile, int g, int q,
-                                typename Isa::Shorts quad) {
+LLMSERVE_INLINE void split_quad(const TileScales<Isa::kTileRows>& scales, int g, int q,
+                                typename Isa::Shorts quad, typename Isa::Shorts pairs[2]) {
   using Ints = typename Isa::Ints;
   using Shorts = typename Isa::Shorts;
   constexpr auto kOffset = static_cast<uint16_t>(Format::kOffset);
-  Shorts even = (quad & splat<Shorts>(uint16_t{0x00ff})) - kOffset;
-  Shorts odd = (quad >> 8) - kOffset;
+  pairs[0] = (quad & splat<Shorts>(uint16_t{0x00ff})) - kOffset;
+  pairs[1] = (quad >> 8) - kOffset;
   if constexpr (Format::kHasSubscales) {
-    const auto sub = load<Ints>(tile.scales.sub[g][q / 4]);
-    const auto pairs = (Shorts)((sub & 0xffff) | sub << 16);
-    even *= pairs;
-    odd *= pairs;
+    const auto sub = load<Ints>(scales.sub[g][q / 4]);
+    const auto subs = (Shorts)((sub & 0xffff) | sub << 16);
+    pairs[0] *= subs;
+    pairs[1] *= subs;
   }
-  store(tile.quants[g][q], even);
-  store(tile.quants[g][kPairs / 2 + q], odd);
+}
+
+template <class Format, class Isa>
+LLMSERVE_INLINE void store_quad(Tile<Isa::kTileRows>& tile, int g, int q,
+                                typename Isa::Shorts quad) {
+  typename Isa::Shorts pairs[2];
+  split_quad<Format, Isa>(tile.scales, g, q, quad, pairs);
+  store(tile.quants[g][2 * q], pairs[0]);
+  store(tile.quants[g][2 * q + 1], pairs[1]);
 }
 
 template <class Format, class Isa>
