@@ -52,6 +52,22 @@ def test_flags_of_every_type_are_read() -> None:
     assert config.frontend.api_key == ("k",)
 
 
+@pytest.mark.parametrize(
+    ("argv", "environ", "value"),
+    [
+        ((), {}, None),
+        (("--async-scheduling",), {}, True),
+        (("--no-async-scheduling",), {"LLMSERVE_ASYNC_SCHEDULING": "1"}, False),
+        ((), {"LLMSERVE_ASYNC_SCHEDULING": "true"}, True),
+        ((), {"LLMSERVE_ASYNC_SCHEDULING": "no"}, False),
+    ],
+)
+def test_a_switch_may_be_left_to_the_server(
+    argv: tuple[str, ...], environ: dict[str, str], value: bool | None
+) -> None:
+    assert parse(*argv, **environ).scheduler.async_scheduling is value
+
+
 def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("max-num-seqs: 1\nblock_size: 32\nport: 1\nenable-prefix-caching: false\n")

@@ -76,6 +76,15 @@ def test_cuda_has_a_larger_token_budget_unless_one_is_set(monkeypatch: pytest.Mo
     assert choose("cpu").scheduler.token_budget == 128
 
 
+def test_cuda_schedules_ahead_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, torch_cuda=True, gpu=True, module=True)
+
+    assert choose("cuda").scheduler.max_steps_in_flight == 2
+    assert choose("cuda", async_scheduling=False).scheduler.max_steps_in_flight == 1
+    assert choose("cpu").scheduler.max_steps_in_flight == 1
+    assert choose("cpu", async_scheduling=True).scheduler.max_steps_in_flight == 2
+
+
 def test_cpu_refuses_a_kv_cache_of_fp8() -> None:
     config = ServerConfig(
         cache=CacheConfig(kv_cache_dtype="fp8"), runner=RunnerConfig(device="cpu")
