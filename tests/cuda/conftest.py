@@ -43,5 +43,4 @@ def cuda_module(device: torch.device, device_memory: DeviceMemory) -> Any:
     if device.type == "cuda":
         return _built_module()
     library = build.build("_cuda_kernels", build.kernel_sources())
-    kernels = build.load("_cuda_kernels", library)
-    return EmulatedModule(kernels, build.load("_cuda_emulator", library), device_memory)
+    return EmulatedModule(build.load("_cuda_kernels", library), device_memory)

@@ -23,9 +23,7 @@ Result = Callable[[torch.Tensor], torch.Tensor]
 def mutants(device_memory: DeviceMemory) -> Any:
     sources = sorted([*MUTANTS.glob("*.cu"), *MUTANTS.glob("*.cpp")])
     library = build.build("_mutants", sources)
-    return EmulatedModule(
-        build.load("_mutants", library), build.load("_cuda_emulator", library), device_memory
-    )
+    return EmulatedModule(build.load("_mutants", library), device_memory)
 
 
 def same(x: torch.Tensor) -> torch.Tensor:

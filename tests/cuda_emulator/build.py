@@ -35,7 +35,7 @@ BINDINGS_FLAGS = ["-O1", "-g0"]
 
 
 def load(name: str, path: Path) -> Any:
-    """The Python module `name` of a file; a library can hold several."""
+    """The Python module of a file."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -71,7 +71,7 @@ def build(library: str, sources: Sequence[Path]) -> Path:
 def _command(source: Path) -> list[str]:
     if source.suffix == ".cu":
         flags = KERNEL_FLAGS
-    elif source.parent == EMULATOR and source.name != "bindings.cpp":
+    elif source.parent == EMULATOR:
         flags = EMULATOR_FLAGS
     else:
         flags = BINDINGS_FLAGS

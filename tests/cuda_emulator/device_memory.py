@@ -11,6 +11,7 @@ so that what a kernel does not write shows in its result.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,13 +107,26 @@ def _buffer(notes: list[_Note]) -> tuple[int, torch.Tensor | None, int, str]:
     return begin, mask, num_bytes, name
 
 
+class _Buffer(ctypes.Structure):
+    """Mirrors ControlBuffer in control.cpp."""
+
+    _fields_ = (
+        ("begin", ctypes.c_uint64),
+        ("num_bytes", ctypes.c_uint64),
+        ("mask", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+    )
+
+
 class EmulatedModule:
     """The functions of an emulated module; every call says first what it may touch."""
 
-    def __init__(self, kernels: ModuleType, emulator: ModuleType, memory: DeviceMemory) -> None:
+    def __init__(self, kernels: ModuleType, memory: DeviceMemory) -> None:
+        assert kernels.__file__ is not None
         self._kernels = kernels
-        self._emulator = emulator
         self._memory = memory
+        self._control = ctypes.CDLL(kernels.__file__)
+        self._control.llmserve_take_host_finding.restype = ctypes.c_char_p
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._kernels, name)
@@ -120,19 +134,23 @@ class EmulatedModule:
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         buffers = self._memory.buffers()  # holds the masks
-        self._emulator.set_buffers(
+        self._set_buffers(
             [
-                (begin, num_bytes, 0 if mask is None else _data_ptr(mask), name)
+                _Buffer(begin, num_bytes, None if mask is None else _data_ptr(mask), name.encode())
                 for begin, mask, num_bytes, name in buffers
             ]
         )
         try:
             result = function(*args, **kwargs)
         finally:
-            self._emulator.set_buffers([])
-        if finding := self._emulator.take_host_finding():
-            raise RuntimeError(finding)
+            self._set_buffers([])
+        if finding := self._control.llmserve_take_host_finding():
+            raise RuntimeError(finding.decode())
         return result
+
+    def _set_buffers(self, buffers: list[_Buffer]) -> None:
+        array = (_Buffer * len(buffers))(*buffers)
+        self._control.llmserve_set_buffers(array, ctypes.c_int64(len(buffers)))
 
 
 _data_ptr = torch.Tensor.data_ptr
