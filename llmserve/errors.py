@@ -7,6 +7,7 @@
     * AuthenticationError   missing or wrong API key
   * EngineError             ours; becomes a 5xx
     * StepFailedError       the forward pass of this request raised; the server lives on
+    * StepOutOfMemoryError  the device has no memory for a step; a smaller one may fit
     * OutputImpossibleError the request's demands on its output cannot be met; a 400
     * EngineDeadError       the engine has stopped for good
     * EngineDrainingError   the server is shutting down and takes no new requests
@@ -78,6 +79,10 @@ class EngineError(LLMServeError):
 
 class StepFailedError(EngineError):
     """The forward pass that this request was part of raised."""
+
+
+class StepOutOfMemoryError(EngineError):
+    """A step needs more memory than the device has left."""
 
 
 class OutputImpossibleError(EngineError):

@@ -13,6 +13,7 @@ import torch
 from llmserve.kernels import cpu_functions
 from llmserve.kernels.huge_pages import HugePages
 from llmserve.kernels.interface import (
+    BlockCopier,
     Cache,
     CompiledLayers,
     PendingLogprobs,
@@ -40,7 +41,6 @@ class CPUKernels:
     stacked_linear = staticmethod(cpu_functions.stacked_linear)
     act_mul = staticmethod(cpu_functions.act_mul)
     softcap = staticmethod(cpu_functions.softcap)
-    copy_blocks = staticmethod(cpu_functions.copy_blocks)
 
     def upload(self, weight: Weight) -> Weight:
         return weight
@@ -150,6 +150,9 @@ class CPUKernels:
             out=out,
         )
 
+    def block_copier(self, caches: Sequence[torch.Tensor]) -> BlockCopier:
+        return _BlockCopier(caches)
+
     def gather_rows(self, x: torch.Tensor, row_ids: npt.NDArray[np.int64]) -> torch.Tensor:
         return x[torch.from_numpy(row_ids)]
 
@@ -176,6 +179,15 @@ class CPUKernels:
             sampled = token_ids.sampled.result()[token_ids.rows]
             token_ids = np.where(sampled["status"] == STATUS_OK, sampled["token_id"], np.int32(0))
         return _Known(cpu_functions.logprob_rows(logits, row_ids, token_ids, top_k))
+
+
+class _BlockCopier:
+    def __init__(self, caches: Sequence[torch.Tensor]) -> None:
+        self._caches = list(caches)
+
+    def copy(self, block_copies: Sequence[tuple[int, int]]) -> None:
+        for cache in self._caches:
+            cpu_functions.copy_blocks(cache, list(block_copies))
 
 
 class _Known(Generic[T]):

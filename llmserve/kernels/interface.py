@@ -73,6 +73,14 @@ class CompiledLayers(Protocol):
         ...
 
 
+class BlockCopier(Protocol):
+    """Copies blocks of the caches that it was made for."""
+
+    def copy(self, block_copies: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, (source, target) pair after pair. IndexError for one that is not there."""
+        ...
+
+
 class SampledRows(Protocol):
     """One token per row of logits, which may not be known yet."""
 
@@ -214,7 +222,9 @@ class Kernels(Protocol):
 
     def softcap(self, x: torch.Tensor, cap: float) -> torch.Tensor: ...
 
-    def copy_blocks(self, cache: torch.Tensor, block_copies: list[tuple[int, int]]) -> None: ...
+    def block_copier(self, caches: Sequence[torch.Tensor]) -> BlockCopier:
+        """For KV cache tensors of one shape."""
+        ...
 
     def gather_rows(self, x: torch.Tensor, row_ids: npt.NDArray[np.int64]) -> torch.Tensor:
         """Rows of x [num_rows, size], as a new tensor."""

@@ -42,6 +42,11 @@ class Weight:
                 f"of shape {expected}, not {self.data.dtype} {tuple(self.data.shape)}"
             )
 
+    @staticmethod
+    def type_of(dtype: torch.dtype) -> GGMLType:
+        """Of matrices of floats."""
+        return _TORCH_TYPES[dtype]
+
     @property
     def layout(self) -> int:
         """The type as the compiled kernels take it: its number, and whether it is packed."""

@@ -44,6 +44,11 @@ class Weights(Protocol):
         ...
 
     @property
+    def act_dtype(self) -> str:
+        """The type of activations that fits the weights, where these are of 16 bits at most."""
+        ...
+
+    @property
     def num_bytes(self) -> int: ...
 
     def keep_in_memory(self) -> None:
@@ -99,7 +104,7 @@ class CheckpointWeights:
 
     @property
     def kv_dtype(self) -> str:
-        types = {self._type(name) for name in self._tensors if len(self._shape(name)) == 2}
+        types = self._matrix_types()
         if any(kind.is_quantized for kind in types):
             return "float16"
         stored = {_TORCH_TYPES[kind] for kind in types}
@@ -109,6 +114,19 @@ class CheckpointWeights:
             if stored == {_DTYPES[name]}:
                 return name
         return "float16"
+
+    @property
+    def act_dtype(self) -> str:
+        stored = self._matrix_types()
+        if self._dtype is not None:
+            return _name(self._dtype)
+        floats = {_TORCH_TYPES[kind] for kind in stored if not kind.is_quantized}
+        # bfloat16 has the range that activations of some quantised models need.
+        is_one = len(floats) == 1 and floats == {_TORCH_TYPES.get(kind) for kind in stored}
+        return _name(floats.pop()) if is_one else "bfloat16"
+
+    def _matrix_types(self) -> set[GGMLType]:
+        return {self._type(name) for name in self._tensors if len(self._shape(name)) == 2}
 
     @property
     def num_bytes(self) -> int:
@@ -202,6 +220,7 @@ class DummyWeights:
         self._config = config
         self._dtype = _DTYPES[dtype]
         self.kv_dtype = dtype
+        self.act_dtype = dtype
         self._seed = seed
         self.num_bytes = 0
 
@@ -231,6 +250,10 @@ class DummyWeights:
     def _normal(self, name: str, *shape: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
         return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _tensor(view: npt.NDArray[np.uint8]) -> torch.Tensor:

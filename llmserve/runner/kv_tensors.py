@@ -14,19 +14,24 @@ from llmserve.core import KVCacheSpec
 from llmserve.kernels import Kernels
 from llmserve.models import LayerCache
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class KVTensors:
     """`layers[layer_id]` is where a layer keeps its K and V."""
 
     def __init__(self, spec: KVCacheSpec, num_blocks: int, kernels: Kernels) -> None:
-        self._kernels = kernels
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         caches = kernels.allocate_caches(2 * spec.layers_per_group, shape, _DTYPES[spec.dtype])
-        self._tensors = list(zip(caches[::2], caches[1::2], strict=True))
+        self._copier = kernels.block_copier(caches)
+        tensors = list(zip(caches[::2], caches[1::2], strict=True))
         placed = {
-            layer_id: LayerCache(group_id, *self._tensors[slot])
+            layer_id: LayerCache(group_id, *tensors[slot])
             for group_id, group in enumerate(spec.groups)
             for slot, layer_id in enumerate(group.layer_ids)
         }
@@ -34,6 +39,4 @@ class KVTensors:
 
     def copy_blocks(self, block_copies: list[tuple[int, int]]) -> None:
         """Copies the content of blocks, (source, target) pairs, for all layers."""
-        for k_cache, v_cache in self._tensors:
-            self._kernels.copy_blocks(k_cache, block_copies)
-            self._kernels.copy_blocks(v_cache, block_copies)
+        self._copier.copy(block_copies)

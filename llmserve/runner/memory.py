@@ -61,18 +61,22 @@ def plan_memory(
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     available_bytes: int,
+    activation_bytes: int | None = None,
 ) -> MemoryPlan:
     """Divides `available_bytes`, which the weights are still part of.
 
-    kv_dtype: for --kv-cache-dtype auto. max_model_len: the setting; None means the model's context,
-    or as much of it as fits. Raises StartupError.
+    activation_bytes: on a GPU, what a step needs; the KV cache then has all that is left. On the
+    CPU, None, it takes what one sequence needs. kv_dtype: for --kv-cache-dtype auto.
+    max_model_len: the setting; None means the model's context, or as much of it as fits. Raises
+    StartupError.
     """
     wanted_len = _wanted_len(model, max_model_len)
     spec = make_kv_spec(model, cache, kv_dtype, wanted_len)
     step_tokens = _max_step_tokens(scheduler)
     num_needed = max_blocks_per_sequence(spec, wanted_len, step_tokens) + 1
-    free_bytes = max(0, available_bytes - weight_bytes)
-    num_blocks, flag = _num_blocks(spec, cache, num_needed, free_bytes)
+    free_bytes = max(0, available_bytes - weight_bytes - (activation_bytes or 0))
+    takes_all = activation_bytes is not None
+    num_blocks, flag = _num_blocks(spec, cache, num_needed, free_bytes, takes_all=takes_all)
     if flag is None:
         # More than this many no mix of requests can use.
         num_blocks = min(num_blocks, (num_needed - 1) * scheduler.max_num_seqs + 1)
@@ -100,6 +104,7 @@ def plan_memory(
             fitting_len,
             weight_bytes,
             available_bytes,
+            activation_bytes,
         ),
     )
 
@@ -163,7 +168,7 @@ def _max_step_tokens(scheduler: SchedulerConfig) -> int:
 
 
 def _num_blocks(
-    spec: KVCacheSpec, cache: CacheConfig, num_needed: int, free_bytes: int
+    spec: KVCacheSpec, cache: CacheConfig, num_needed: int, free_bytes: int, *, takes_all: bool
 ) -> tuple[int, str | None]:
     """The number of blocks and the flag that set it."""
     if cache.kv_cache_memory_bytes is not None:
@@ -180,6 +185,8 @@ def _num_blocks(
                 f"there is memory for {free_bytes // spec.bytes_per_block} blocks"
             )
         return cache.num_gpu_blocks_override, "--num-gpu-blocks-override"
+    if takes_all:
+        return free_bytes // spec.bytes_per_block, None
     wanted_bytes = max(_DEFAULT_CACHE_BYTES, num_needed * spec.bytes_per_block)
     return min(wanted_bytes, free_bytes // 2) // spec.bytes_per_block, None
 
@@ -216,9 +223,10 @@ def _budget(
     max_model_len: int,
     weight_bytes: int,
     available_bytes: int,
+    measured_bytes: int | None,
 ) -> MemoryBudget:
     cache_bytes = num_blocks * spec.bytes_per_block
-    activation_bytes = _activation_bytes(model, scheduler)
+    activation_bytes = measured_bytes or estimate_activations(model, scheduler)
     rest = available_bytes - weight_bytes - cache_bytes - activation_bytes
     share = (num_blocks - 1) / max(1, num_needed - 1)
     capacity = f"{share:.1f} x {max_model_len} tokens"
@@ -244,7 +252,7 @@ def _budget(
     )
 
 
-def _activation_bytes(model: DecoderConfig, scheduler: SchedulerConfig) -> int:
+def estimate_activations(model: DecoderConfig, scheduler: SchedulerConfig) -> int:
     """Residual stream, one layer's intermediate values, and a slice of logits."""
     num_q = model.num_heads * model.head_dim
     num_kv = model.num_kv_heads * model.head_dim

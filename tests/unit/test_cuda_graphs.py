@@ -1,0 +1,84 @@
+"""Which graph a decode step takes, and when one is captured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from llmserve.runner.cuda_graphs import DecodeGraphs, GraphKey
+
+
+class FakeRecorder:
+    """Notes what was recorded and what was replayed; fails from the `max_graphs`-th graph on."""
+
+    def __init__(self, max_graphs: int = 1000) -> None:
+        self.max_graphs = max_graphs
+        self.num_graphs = 0
+
+    def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        if self.num_graphs == self.max_graphs:
+            raise RuntimeError("no memory for the graph")
+        self.num_graphs += 1
+        return body
+
+
+class Steps:
+    """Graphs over bodies that note their keys."""
+
+    def __init__(self, recorder: FakeRecorder, max_num_seqs: int = 24) -> None:
+        self.run: list[GraphKey] = []
+        self.prepared: list[GraphKey] = []
+        self.graphs = DecodeGraphs(
+            recorder, self.run.append, max_num_seqs=max_num_seqs, max_model_len=40_000
+        )
+
+    def step(self, num_seqs: int, max_seq_len: int = 10) -> bool:
+        """Whether the step went through a graph."""
+        graph = self.graphs.find(self.graphs.key(num_seqs, max_seq_len))
+        if graph is not None:
+            graph()
+        self.graphs.capture_wanted(self.prepared.append)
+        return graph is not None
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "size"),
+    [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (16, 16), (17, 24), (24, 24)],
+)
+def test_step_is_padded_to_the_next_size(num_seqs: int, size: int) -> None:
+    assert Steps(FakeRecorder()).graphs.key(num_seqs, 10) == (size, 1024)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "context"),
+    [(1, 1024), (1024, 1024), (1025, 4096), (5000, 16384), (30_000, 40_000)],
+)
+def test_graph_is_for_the_next_longest_context(max_seq_len: int, context: int) -> None:
+    assert Steps(FakeRecorder()).graphs.key(1, max_seq_len) == (1, context)
+
+
+def test_graph_is_captured_behind_the_first_step_that_wants_it() -> None:
+    recorder = FakeRecorder()
+    steps = Steps(recorder)
+
+    went_through_graph = [steps.step(3), steps.step(4), steps.step(2), steps.step(2), steps.step(3)]
+
+    assert went_through_graph == [False, True, False, True, True]
+    assert steps.prepared == [(4, 1024), (2, 1024)]
+    assert steps.run == [(4, 1024), (2, 1024), (4, 1024)]
+    assert recorder.num_graphs == 2
+
+
+def test_graph_that_cannot_be_captured_ends_capturing_and_leaves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps = Steps(FakeRecorder(max_graphs=1))
+
+    with caplog.at_level(logging.WARNING):
+        went_through_graph = [steps.step(n) for n in (1, 1, 2, 2, 2, 1)]
+
+    assert went_through_graph == [False, True, False, False, False, True]
+    assert steps.prepared == [(1, 1024), (2, 1024)]
+    assert caplog.text.count("no memory for the graph") == 1
