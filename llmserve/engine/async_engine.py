@@ -20,7 +20,13 @@ from llmserve.engine.beams import search_beams
 from llmserve.engine.engine import Engine
 from llmserve.engine.stats import EngineStats
 from llmserve.engine.step_threads import Executor, StepSkippedError, StepThreads
-from llmserve.errors import ContextLengthError, EngineDeadError, EngineDrainingError, EngineError
+from llmserve.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineDrainingError,
+    EngineError,
+    StepOutOfMemoryError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -274,9 +280,14 @@ class AsyncEngine:
             self._engine.update(plan, result)
 
     async def _recover(self, plan: StepPlan, error: Exception) -> None:
-        """Fails the step's requests; goes on only if a forward pass still works."""
-        logger.error("a step of %d requests failed", len(plan.request_ids), exc_info=error)
-        self._engine.fail_step(plan, error)
+        """Fails the step's requests, but where memory ran out for the first time, when they compute
+        it again in smaller steps. Goes on only if a forward pass still works."""
+        is_short = isinstance(error, StepOutOfMemoryError)
+        if is_short and self._engine.retry_step(plan):
+            logger.warning("a step ran out of memory and begins anew in smaller ones: %s", error)
+        else:
+            logger.error("a step of %d requests failed", len(plan.request_ids), exc_info=error)
+            self._engine.fail_step(plan, error)
         while self._steps:
             later, future = self._steps.popleft()
             await asyncio.wait([future])

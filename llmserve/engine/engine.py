@@ -188,6 +188,13 @@ class Engine:
         for event in self._scheduler.fail_step(plan, message):
             self._deliver(event, now)
 
+    def retry_step(self, plan: StepPlan) -> bool:
+        """The step lacked memory: its requests compute it again in smaller steps.
+
+        False, and nothing has changed, if they did so before.
+        """
+        return self._scheduler.retry_step(plan)
+
     def discard_step(self, plan: StepPlan) -> None:
         """A step before this one failed: its requests compute again what it may have given."""
         self._scheduler.discard_step(plan)

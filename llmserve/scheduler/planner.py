@@ -61,6 +61,10 @@ class StepPlanner:
             self._fill(plan, decodes, chunks)
         return plan
 
+    def lower_budget(self, num_tokens: int) -> None:
+        """Steps have no more than `num_tokens` tokens from now on, one at least for all decodes."""
+        self._max_num_batched_tokens = max(1, min(num_tokens, self._max_num_batched_tokens))
+
     def preempt(self, request: Request) -> None:
         """Takes a running sequence's blocks, not its tokens."""
         self._manager.free(request, keep_hashes=True)

@@ -97,6 +97,7 @@ class Scheduler:
             clock,
         )
         self._prompt_logprobs = PromptLogprobsProgress()
+        self._retried: set[str] = set()  # sequences of steps that ran out of memory
         self._counted = SchedulerCounts(0, 0, 0)
 
     # State, read by others.
@@ -220,6 +221,18 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING
         ]
 
+    def retry_step(self, plan: StepPlan) -> bool:
+        """The step needed more memory than there is: its sequences start anew, in smaller steps.
+
+        False, and nothing has changed, if one of them did so before.
+        """
+        if not self._retried.isdisjoint(plan.request_ids):
+            return False
+        self._retried.update(plan.request_ids)
+        self._planner.lower_budget(plan.total_num_scheduled_tokens // 2)
+        self.discard_step(plan)
+        return True
+
     def discard_step(self, plan: StepPlan) -> None:
         """The step does not count, whether it ran or not: its sequences start anew."""
         step = self._take_step(plan)
@@ -303,6 +316,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         self._sequences.end(request, reason, stop_reason)
+        self._retried.discard(request.request_id)
         self._prompt_logprobs.forget(request.request_id)
         if not self._steps.keep_blocks(request):
             self._manager.free(request)

@@ -28,6 +28,7 @@ from llmserve.errors import (
     EngineDrainingError,
     EngineError,
     StepFailedError,
+    StepOutOfMemoryError,
 )
 from llmserve.scheduler import Scheduler
 from tests.byte_tokenizer import ByteTokenizer
@@ -38,12 +39,13 @@ MAX_MODEL_LEN = 64
 
 
 class ControlledRunner:
-    """FakeRunner that can be slow, raise in a step, or be broken for good."""
+    """FakeRunner that can be slow, raise in a step, lack memory, or be broken for good."""
 
     def __init__(self, num_blocks: int) -> None:
         self._inner = FakeRunner(SPEC, num_blocks)
         self.delay_s = 0.0
         self.num_failures = 0
+        self.max_tokens_in_memory: int | None = None
         self.is_broken = False
         self.num_steps = 0
 
@@ -54,6 +56,9 @@ class ControlledRunner:
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("kernel exploded")
+        limit = self.max_tokens_in_memory
+        if limit is not None and plan.total_num_scheduled_tokens > limit:
+            raise StepOutOfMemoryError("no memory")
         return FinishedStep(result)
 
     def probe(self) -> None:
@@ -101,6 +106,10 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
 
 async def collect(stream: RequestStream) -> list[OutputDelta]:
     return [delta async for delta in stream]
+
+
+def token_ids(deltas: list[OutputDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
 async def wait_for(condition: Callable[[], bool]) -> None:
@@ -200,6 +209,32 @@ async def test_failed_step_fails_its_requests_only(setup: Setup) -> None:
     assert setup.engine.state is EngineState.READY
     assert setup.sample("kv_cache_usage_perc") == 0
     assert setup.sample("request_success_total", finished_reason="error") == 1
+
+
+async def test_step_that_lacks_memory_begins_anew_in_smaller_ones(setup: Setup) -> None:
+    prompt = "a prompt of more than sixteen bytes"
+    expected = await collect(setup.generate(prompt, "before"))
+    setup.runner.max_tokens_in_memory = 16
+
+    streams = [setup.generate(prompt[1:], f"r{i}") for i in range(4)]
+    results = await asyncio.gather(*map(collect, streams))
+    again = await collect(setup.generate(prompt, "after"))
+
+    assert all(deltas[-1].finish_reason is FinishReason.LENGTH for deltas in results)
+    assert token_ids(again) == token_ids(expected)
+    assert setup.engine.state is EngineState.READY
+
+
+async def test_step_that_lacks_memory_twice_fails_its_requests_only(setup: Setup) -> None:
+    setup.runner.max_tokens_in_memory = 0
+
+    with pytest.raises(StepFailedError, match="StepOutOfMemoryError"):
+        await collect(setup.generate(request_id="bad"))
+
+    setup.runner.max_tokens_in_memory = None
+    deltas = await collect(setup.generate(request_id="good"))
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+    assert setup.sample("kv_cache_usage_perc") == 0
 
 
 async def test_broken_executor_makes_the_engine_report_dead(setup: Setup) -> None:
