@@ -237,6 +237,8 @@ void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
   using Layout = Packed<Format>;
   const int64_t num_all_groups = args.weight.num_cols / kGroup;
   TileScales<kTileRows> scales;
+  // The hardware would take a while to notice that a new stream begins.
+  prefetch_range(packed_tile<Format>(args.weight, begin), kPrefetchBytes);
   for (int64_t row = begin; row < end; row += kTileRows) {
     const uint8_t* chunk = packed_tile<Format>(args.weight, row);
     const int lane = static_cast<int>(row % kPackedRows);
