@@ -15,7 +15,6 @@ load into a process that has libasan preloaded; tests/kernels/test_sanitizers.py
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from setuptools.errors import CompileError
 
 EXT = Path("ext")
 sys.path.insert(0, str(EXT))  # not there in an isolated build
+import nvcc  # noqa: E402
 import objects  # noqa: E402
 
 INCLUDE = EXT / "include"
@@ -37,24 +37,12 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 REQUIRE_EXT = os.environ.get("LLMSERVE_REQUIRE_EXT", "") not in ("", "0")
 SANITIZE = os.environ.get("LLMSERVE_SANITIZE", "") not in ("", "0")
 SANITIZED = Path("build") / "sanitized"
-NVCC_OBJECTS = Path("build") / "nvcc"
 CUDA_ARCHS = os.environ.get("LLMSERVE_CUDA_ARCHS", "80,89,90").split(",")
 if SANITIZE:
     # -O1 and line tables only, as the compiler takes long over the checks. Python asks for -fwrapv,
     # which would make overflows no finding.
     CXX_FLAGS += ["-O1", "-g1", "-fno-omit-frame-pointer", "-fno-wrapv", *SANITIZERS]
     CXX_FLAGS += ["-D_GLIBCXX_ASSERTIONS"]
-
-
-# -Xptxas -v writes the registers, shared memory and spills of each kernel, which a test reads.
-NVCC_FLAGS = ["-O3", "-std=c++17", "-lineinfo", "-Xptxas", "-v"]
-NVCC_FLAGS += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall,-Wextra"]
-
-
-def gencode_flags(archs: list[str]) -> list[str]:
-    """Machine code of each architecture, and PTX of the last."""
-    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    return [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
 
 
 class CudaExtension(Extension):
@@ -72,11 +60,6 @@ def is_stale(object_file: str, source: str) -> bool:
         return True
     inputs = [source, "setup.py", *headers()]
     return os.path.getmtime(object_file) < max(os.path.getmtime(path) for path in inputs)
-
-
-def find_nvcc() -> str | None:
-    cuda_home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(cuda_home, "bin"))
 
 
 def extensions() -> list[Extension]:
@@ -97,7 +80,7 @@ def extensions() -> list[Extension]:
             modules.append(module)
     folder = EXT / "cuda_kernels"
     cuda = sorted(str(path) for path in [*folder.glob("*.cpp"), *folder.glob("*.cu")])
-    if cuda and find_nvcc() and not SANITIZE:
+    if cuda and nvcc.find_nvcc() and not SANITIZE:
         modules.append(CudaExtension("llmserve._cuda_kernels", cuda, optional=not REQUIRE_EXT))
     return modules
 
@@ -156,17 +139,15 @@ class BuildExt(build_ext):
     def _build_with_nvcc(self, ext: CudaExtension) -> None:
         import pybind11
 
-        nvcc = find_nvcc() or "nvcc"
         includes = [str(INCLUDE), pybind11.get_include(), *self.include_dirs]
-        command = [nvcc, *NVCC_FLAGS, *gencode_flags(CUDA_ARCHS)]
-        command += [f"-I{path}" for path in includes]
+        command = nvcc.compile_command(CUDA_ARCHS, includes)
         sources = [Path(source) for source in ext.sources]
         print(f"building {ext.name} for sm_{', sm_'.join(CUDA_ARCHS)}", flush=True)
         try:
-            with objects.locked(NVCC_OBJECTS):
-                built = objects.compile_objects(sources, NVCC_OBJECTS, lambda source: command)
+            with objects.locked(nvcc.OBJECTS):
+                built = objects.compile_objects(sources, nvcc.OBJECTS, lambda source: command)
                 target = Path(self.get_ext_fullpath(ext.name))
-                objects.link(target, [nvcc, "-shared", "-Xcompiler", "-pthread"], built)
+                objects.link(target, [command[0], "-shared", "-Xcompiler", "-pthread"], built)
         except (OSError, objects.BuildError) as error:
             raise CompileError(str(error)) from error
 

@@ -74,8 +74,13 @@ def link(target: Path, command: Sequence[str], objects: Sequence[Path]) -> None:
 
 def is_stale(target: Path, command: Sequence[str]) -> bool:
     """Whether this command has to make the target again."""
+    return _is_changed(target, command) or is_outdated(target)
+
+
+def is_outdated(target: Path) -> bool:
+    """Whether the target is missing, or its source or a header is newer."""
     dependencies = Path(f"{target}.d")
-    if _is_changed(target, command) or not dependencies.exists():
+    if not (target.exists() and dependencies.exists()):
         return True
     built = target.stat().st_mtime_ns
     _, _, listed = dependencies.read_text().partition(":")
