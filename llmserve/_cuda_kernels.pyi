@@ -3,6 +3,7 @@
 # Rows and elements.
 
 max_head_dim: int
+max_norm_size: int
 
 def add_norm(
     x: int,

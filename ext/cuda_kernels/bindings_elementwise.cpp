@@ -99,6 +99,7 @@ void bind_elementwise(py::module_& m) {
       arg("slots"), arg("num_blocks"), arg("block_size"), arg("num_tokens"), arg("num_heads"),
       arg("num_kv_heads"), arg("head_dim"), arg("stream"), NoGil());
   m.attr("max_head_dim") = cuda::kMaxHeadDim;
+  m.attr("max_norm_size") = cuda::kMaxNormSize;
   m.def(
       "act_mul",
       [](uintptr_t gate_up, int type, int64_t token_stride, int activation, uintptr_t out,

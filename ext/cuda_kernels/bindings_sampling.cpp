@@ -77,7 +77,8 @@ void bind_sampling(py::module_& m) {
       },
       arg("logits"), arg("row_stride"), arg("num_logit_rows"), arg("vocab_size"), arg("row_ids"),
       arg("token_ids"), arg("token_rows"), arg("token_stride"), arg("num_rows"), arg("top_k"),
-      arg("logprobs"), arg("ranks"), arg("top_ids"), arg("top_logprobs"), arg("workspace"), arg("stream"), NoGil());
+      arg("logprobs"), arg("ranks"), arg("top_ids"), arg("top_logprobs"), arg("workspace"),
+      arg("stream"), NoGil());
   m.def(
       "edit_logits",
       [](uintptr_t logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,

@@ -29,29 +29,28 @@ LLMSERVE_DEVICE float activate(float x, Activation activation) {
   return 0.5f * x * erfcf(-x * kSqrtHalf);  // erfc, because 1 + erf cancels in the left tail
 }
 
-template <typename T>
+template <typename T, bool kVectorized>
 __global__ void __launch_bounds__(kNumThreads)
     act_mul_kernel(const Rows gate_up, const Activation activation, const Rows out,
-                   const int64_t num_tokens, const int size, const bool is_vectorized) {
+                   const int64_t num_tokens, const int size) {
   const int64_t begin = group_begin();
   if (begin >= size) return;
   const int i = static_cast<int>(begin);
   for (int64_t token = blockIdx.y; token < num_tokens; token += gridDim.y) {
     const T* const gate = row_of<T>(gate_up, token, 0);
     float values[kGroup], factors[kGroup];
-    load_values(gate, i, size, is_vectorized, values);
-    load_values(gate + size, i, size, is_vectorized, factors);
+    load_values<kVectorized>(gate, i, size, values);
+    load_values<kVectorized>(gate + size, i, size, factors);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) values[j] = activate(values[j], activation) * factors[j];
-    store_values(row_of<T>(out, token, 0), i, size, is_vectorized, values);
+    store_values<kVectorized>(row_of<T>(out, token, 0), i, size, values);
   }
 }
 
-template <typename T>
+template <typename T, bool kVectorized>
 __global__ void __launch_bounds__(kNumThreads)
     embedding_kernel(const int64_t* ids, const Rows table, const int64_t num_rows,
-                     const float scale, float* out, const int64_t num_tokens, const int size,
-                     const bool is_vectorized) {
+                     const float scale, float* out, const int64_t num_tokens, const int size) {
   const int64_t begin = group_begin();
   if (begin >= size) return;
   const int i = static_cast<int>(begin);
@@ -59,44 +58,49 @@ __global__ void __launch_bounds__(kNumThreads)
     const int64_t id = ids[token];
     float values[kGroup] = {};
     if (id >= 0 && id < num_rows) {
-      load_values(row_of<T>(table, id, 0), i, size, is_vectorized, values);
+      load_values<kVectorized>(row_of<T>(table, id, 0), i, size, values);
     }
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) values[j] *= scale;
-    store_values(out + token * size, i, size, is_vectorized, values);
+    store_values<kVectorized>(out + token * size, i, size, values);
   }
 }
 
+template <bool kVectorized>
 __global__ void __launch_bounds__(kNumThreads)
-    softcap_kernel(float* x, const int64_t count, const float cap, const bool is_vectorized) {
+    softcap_kernel(float* x, const int64_t count, const float cap) {
   const int64_t begin = group_begin();
   if (begin >= count) return;
   const int size = static_cast<int>(min<int64_t>(count - begin, kGroup));
-  const bool is_whole = is_vectorized && size == kGroup;
   float values[kGroup];
-  load_values(x + begin, 0, size, is_whole, values);
+  load_values<kVectorized>(x + begin, 0, size, values);
 #pragma unroll
   for (int j = 0; j < kGroup; ++j) values[j] = cap * tanhf(values[j] / cap);
-  store_values(x + begin, 0, size, is_whole, values);
+  store_values<kVectorized>(x + begin, 0, size, values);
 }
 
-template <typename T>
+template <typename T, bool kVectorized>
 __global__ void __launch_bounds__(kNumThreads)
-    add_bias_kernel(const Rows x, const float* bias, const int64_t num_tokens, const int size,
-                    const bool is_vectorized) {
+    add_bias_kernel(const Rows x, const float* bias, const int64_t num_tokens, const int size) {
   const int64_t begin = group_begin();
   if (begin >= size) return;
   const int i = static_cast<int>(begin);
   float added[kGroup];
-  load_values(bias, i, size, is_vectorized, added);
+  load_values<kVectorized>(bias, i, size, added);
   for (int64_t token = blockIdx.y; token < num_tokens; token += gridDim.y) {
     T* const row = row_of<T>(x, token, 0);
     float values[kGroup];
-    load_values(row, i, size, is_vectorized, values);
+    load_values<kVectorized>(row, i, size, values);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) values[j] += added[j];
-    store_values(row, i, size, is_vectorized, values);
+    store_values<kVectorized>(row, i, size, values);
   }
+}
+
+// Calls f(type tag, flag of kVectorized).
+template <typename F>
+void with_kernel(DType type, bool is_vectorized, const F& f) {
+  with_type(type, [&](auto tag) { with_flag(is_vectorized, [&](auto flag) { f(tag, flag); }); });
 }
 
 }  // namespace
@@ -104,34 +108,38 @@ __global__ void __launch_bounds__(kNumThreads)
 void act_mul(Rows gate_up, Activation activation, Rows out, int64_t num_tokens, int64_t size,
              Stream stream) {
   const bool is_vectorized = size % kGroup == 0 && is_aligned(gate_up) && is_aligned(out);
-  with_type(out.type, [&](auto tag) {
-    launch(act_mul_kernel<typename decltype(tag)::type>, row_grid(num_tokens, size),
+  with_kernel(out.type, is_vectorized, [&](auto tag, auto flag) {
+    using T = typename decltype(tag)::type;
+    launch(act_mul_kernel<T, decltype(flag)::value>, row_grid(num_tokens, size),
            Dim3(kNumThreads), 0, stream, gate_up, activation, out, num_tokens,
-           static_cast<int>(size), is_vectorized);
+           static_cast<int>(size));
   });
 }
 
 void embedding(const int64_t* ids, Rows table, int64_t num_rows, float scale, float* out,
                int64_t num_tokens, int64_t size, Stream stream) {
   const bool is_vectorized = size % kGroup == 0 && is_aligned(table) && is_aligned(out);
-  with_type(table.type, [&](auto tag) {
-    launch(embedding_kernel<typename decltype(tag)::type>, row_grid(num_tokens, size),
+  with_kernel(table.type, is_vectorized, [&](auto tag, auto flag) {
+    using T = typename decltype(tag)::type;
+    launch(embedding_kernel<T, decltype(flag)::value>, row_grid(num_tokens, size),
            Dim3(kNumThreads), 0, stream, ids, table, num_rows, scale, out, num_tokens,
-           static_cast<int>(size), is_vectorized);
+           static_cast<int>(size));
   });
 }
 
 void softcap(float* x, int64_t count, float cap, Stream stream) {
-  launch(softcap_kernel, row_grid(min<int64_t>(count, 1), count), Dim3(kNumThreads), 0, stream, x,
-         count, cap, is_aligned(x));
+  with_flag(is_aligned(x) && count % kGroup == 0, [&](auto flag) {
+    launch(softcap_kernel<decltype(flag)::value>, row_grid(min<int64_t>(count, 1), count),
+           Dim3(kNumThreads), 0, stream, x, count, cap);
+  });
 }
 
 void add_bias(Rows x, const float* bias, int64_t num_tokens, int64_t size, Stream stream) {
   const bool is_vectorized = size % kGroup == 0 && is_aligned(x) && is_aligned(bias);
-  with_type(x.type, [&](auto tag) {
-    launch(add_bias_kernel<typename decltype(tag)::type>, row_grid(num_tokens, size),
-           Dim3(kNumThreads), 0, stream, x, bias, num_tokens, static_cast<int>(size),
-           is_vectorized);
+  with_kernel(x.type, is_vectorized, [&](auto tag, auto flag) {
+    using T = typename decltype(tag)::type;
+    launch(add_bias_kernel<T, decltype(flag)::value>, row_grid(num_tokens, size),
+           Dim3(kNumThreads), 0, stream, x, bias, num_tokens, static_cast<int>(size));
   });
 }
 

@@ -51,9 +51,8 @@ struct Kept {
 template <typename F>
 LLMSERVE_DEVICE void for_each_neighbour(const RowOfLogits& row, int segment, const F& f) {
   const int first = segment * kSegment + static_cast<int>(threadIdx.x) * kLogitsPerThread;
-  float x[kLogitsPerThread / kVector][kVector];
-#pragma unroll
-  for (int v = 0; v < kLogitsPerThread / kVector; ++v) row.load(first + v * kVector, x[v]);
+  float x[kVectorsPerThread][kVector];
+  row.load(segment, first, kVector, x);
 #pragma unroll
   for (int i = 0; i < kLogitsPerThread; ++i) f(x[i / kVector][i % kVector], first + i);
 }

@@ -2,8 +2,8 @@
 // rotary embedding (Su et al. 2021, arXiv 2104.09864), and K and V into their slots of the paged
 // cache. One launch; q, k and v are read once.
 //
-// A head is the work of a few lanes, a group of eight values each. The values wait in shared
-// memory, where every lane finds the partners of its own.
+// A head is the work of a few neighbouring lanes, eight values each. The values are in shared
+// memory as well, where every lane finds the partners of its own.
 #include "llmserve/cuda/elementwise.h"
 #include "llmserve/cuda/row_values.h"
 
@@ -11,12 +11,7 @@ namespace llmserve::cuda {
 namespace {
 
 constexpr int kNumThreads = 128;
-
-// Sum over `num_lanes` neighbouring lanes, a power of two.
-LLMSERVE_DEVICE float sum_of_lanes(float value, int num_lanes) {
-  for (int mask = num_lanes / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  return value;
-}
+static_assert(kMaxHeadDim == kWarpSize * kGroup, "a warp holds a head");
 
 // Where one head comes from, what is done to it and where it goes.
 template <typename T>
@@ -52,111 +47,109 @@ LLMSERVE_DEVICE Head<T> find_head(const RotateAndWriteArgs& args, int64_t token,
           static_cast<int>(index)};
 }
 
-// The kGroup values at i of the head in `values`, rotated. cos and sin: the token's rows.
-LLMSERVE_DEVICE void rotate(Shared<float> values, int i, const float* cos, const float* sin,
-                            int half_dim, bool is_interleaved, bool is_vectorized,
-                            float (&rotated)[kGroup]) {
-  if (is_vectorized && !is_interleaved && half_dim % kGroup == 0) {
-    const bool is_first = i < half_dim;
-    float partners[kGroup], cosines[kGroup], sines[kGroup];
-    load_shared(values, is_first ? i + half_dim : i - half_dim, partners);
-    load_group(cos + i % half_dim, cosines);
-    load_group(sin + i % half_dim, sines);
+// Which values of a head are rotated with which, and by which angle of the position's row.
+struct Rotation {
+  int half_dim;
+  bool is_interleaved;
+  // Whether each group pairs with one group, and its angles lie side by side.
+  bool has_whole_groups;
+
+  LLMSERVE_DEVICE bool is_first(int at) const {
+    return is_interleaved ? at % 2 == 0 : at < half_dim;
+  }
+  LLMSERVE_DEVICE int partner(int at) const {
+    const int distance = is_interleaved ? 1 : half_dim;
+    return is_first(at) ? at + distance : at - distance;
+  }
+  LLMSERVE_DEVICE int pair(int at) const { return is_interleaved ? at / 2 : at % half_dim; }
+
+  // The group's values of one row of cos or sin; zeros for values that are not rotated.
+  LLMSERVE_DEVICE void load_angles(const float* row, int i, float (&angles)[kGroup]) const {
+    if (has_whole_groups) {
+      load_group(row + pair(i), angles);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) angles[j] = i + j < 2 * half_dim ? row[pair(i + j)] : 0.0f;
+  }
+
+  LLMSERVE_DEVICE void apply(Shared<float> values, int i, const float (&cos)[kGroup],
+                             const float (&sin)[kGroup], float (&rotated)[kGroup]) const {
+    float partners[kGroup];
+    if (has_whole_groups) load_shared(values, partner(i), partners);
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
-      const float turned = partners[j] * sines[j];
-      rotated[j] = rotated[j] * cosines[j] + (is_first ? -turned : turned);
+      const int at = i + j;
+      if (!has_whole_groups) {
+        if (at >= 2 * half_dim) continue;
+        partners[j] = values[partner(at)];
+      }
+      const float turned = partners[j] * sin[j];
+      rotated[j] = rotated[j] * cos[j] + (is_first(at) ? -turned : turned);
     }
-    return;
   }
-#pragma unroll
-  for (int j = 0; j < kGroup; ++j) {
-    const int at = i + j;
-    if (at >= 2 * half_dim) continue;
-    const bool is_first = is_interleaved ? at % 2 == 0 : at < half_dim;
-    const int distance = is_interleaved ? 1 : half_dim;
-    const int pair = is_interleaved ? at / 2 : at % half_dim;
-    const float turned = values[is_first ? at + distance : at - distance] * sin[pair];
-    rotated[j] = rotated[j] * cos[pair] + (is_first ? -turned : turned);
-  }
-}
+};
 
-template <typename T, typename Cached>
+template <typename T, typename Cached, bool kVectorized>
 __global__ void __launch_bounds__(kNumThreads)
-    rotate_and_write_kernel(const RotateAndWriteArgs args, const int lanes_per_head,
-                            const bool is_vectorized) {
+    rotate_and_write_kernel(const RotateAndWriteArgs args, const int lanes_per_head) {
+  LLMSERVE_SHARED(float, all_values, kNumThreads * kGroup);
   const int head_dim = static_cast<int>(args.head_dim);
-  const int half_dim = static_cast<int>(args.half_dim);
-  const int row_size = ceil_div(head_dim, kGroup) * kGroup;
-  const int group = static_cast<int>(threadIdx.x) / lanes_per_head;
-  const int heads_per_block = static_cast<int>(blockDim.x) / lanes_per_head;
-  SharedMemory memory;
-  const Shared<float> values = memory.take<float>(heads_per_block * row_size) + group * row_size;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first_of_head = thread / lanes_per_head * lanes_per_head;
+  const Shared<float> values = all_values + first_of_head * kGroup;
+  const int i = (thread - first_of_head) * kGroup;
 
   const int64_t heads_per_token = num_heads_per_token(args);
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * heads_per_block + group;
-  const bool is_inside = item < args.num_tokens * heads_per_token;
+  const int heads_per_block = kNumThreads / lanes_per_head;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * heads_per_block + thread / lanes_per_head;
+  const bool is_inside = item < args.num_tokens * heads_per_token && i < head_dim;
   const int64_t token = is_inside ? item / heads_per_token : 0;
   const Head<T> head = find_head<T>(args, token, is_inside ? item % heads_per_token : 0);
-  const int first = static_cast<int>(threadIdx.x) % lanes_per_head * kGroup;
-  const int end = is_inside ? head_dim : 0;
-  const int step = lanes_per_head * kGroup;
+  const Rotation rotation{
+      static_cast<int>(args.half_dim), args.is_interleaved,
+      kVectorized && !args.is_interleaved && static_cast<int>(args.half_dim) % kGroup == 0};
+  const bool is_rotated = is_inside && head.is_rotated && i < 2 * rotation.half_dim;
 
-  float squares = 0;
-  float group_values[kGroup];
-  for (int i = first; i < end; i += step) {
-    load_values(head.source, i, head_dim, is_vectorized, group_values);
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) squares += group_values[j] * group_values[j];
-    store_shared(values, i, group_values);
+  // All loads before the first use.
+  float group[kGroup] = {}, weights[kGroup] = {}, cos[kGroup] = {}, sin[kGroup] = {};
+  int64_t slot = -1;
+  if (is_inside) {
+    load_values<kVectorized>(head.source, i, head_dim, group);
+    if (head.norm.weight != nullptr) {
+      load_values<kVectorized>(head.norm.weight, i, head_dim, weights);
+    }
+    if (head.cache.data != nullptr) slot = args.slots[token];
   }
-  squares = sum_of_lanes(squares, lanes_per_head);
+  if (is_rotated) {
+    const int64_t last = args.max_positions - 1;
+    const int64_t row = min(max<int64_t>(args.positions[token], 0), last) * rotation.half_dim;
+    rotation.load_angles(args.cos + row, i, cos);
+    rotation.load_angles(args.sin + row, i, sin);
+  }
+
+  float squares = sum_of_squares(group);
+  for (int mask = lanes_per_head / 2; mask > 0; mask /= 2) squares += shuffle_xor(squares, mask);
   if (head.norm.weight != nullptr) {
     const float factor = rsqrtf(squares / static_cast<float>(head_dim) + head.norm.eps);
-    for (int i = first; i < end; i += step) {
-      load_shared(values, i, group_values);
-      apply_norm(head.norm, factor, i, head_dim, is_vectorized, group_values);
-      store_shared(values, i, group_values);
-    }
+    apply_norm(factor, head.norm.offset, weights, group);
   }
+  store_shared(values, i, group);
   warp_sync();
   if (!is_inside) return;
 
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  if (head.is_rotated) {
-    const int64_t last = args.max_positions - 1;
-    const int64_t position = min(max<int64_t>(args.positions[token], 0), last);
-    cos = args.cos + position * half_dim;
-    sin = args.sin + position * half_dim;
-  }
-  Cached* cached = nullptr;
-  const float* scale = nullptr;
-  if (head.cache.data != nullptr) {
-    const int64_t slot = args.slots[token];
-    if (slot >= 0 && slot < args.num_blocks * args.block_size) {
-      const int64_t row = slot % args.block_size * args.num_kv_heads + head.kv_head;
-      cached = static_cast<Cached*>(head.cache.data) +
-               slot / args.block_size * head.cache.block_stride + row * head_dim;
-      if (head.cache.scales != nullptr) scale = head.cache.scales + head.kv_head;
-    }
-  }
-  for (int i = first; i < head_dim; i += step) {
-    load_shared(values, i, group_values);
-    if (head.is_rotated && i < 2 * half_dim) {
-      rotate(values, i, cos, sin, half_dim, args.is_interleaved, is_vectorized, group_values);
-    }
-    if (head.target != nullptr) {
-      store_values(head.target, i, head_dim, is_vectorized, group_values);
-    }
-    if (cached != nullptr) {
-      if (scale != nullptr) {
+  if (is_rotated) rotation.apply(values, i, cos, sin, group);
+  if (head.target != nullptr) store_values<kVectorized>(head.target, i, head_dim, group);
+  if (slot < 0 || slot >= args.num_blocks * args.block_size) return;
+  if (head.cache.scales != nullptr) {
+    const float scale = head.cache.scales[head.kv_head];
 #pragma unroll
-        for (int j = 0; j < kGroup; ++j) group_values[j] /= *scale;
-      }
-      store_values(cached, i, head_dim, is_vectorized, group_values);
-    }
+    for (int j = 0; j < kGroup; ++j) group[j] /= scale;
   }
+  const int64_t row = slot % args.block_size * args.num_kv_heads + head.kv_head;
+  Cached* const block =
+      static_cast<Cached*>(head.cache.data) + slot / args.block_size * head.cache.block_stride;
+  store_values<kVectorized>(block + row * head_dim, i, head_dim, group);
 }
 
 bool is_cache_aligned(const KVCache& cache, DType type) {
@@ -171,15 +164,15 @@ void launch_rotate_and_write(const RotateAndWriteArgs& args, Stream stream) {
       is_aligned(args.q_norm.weight) && is_aligned(args.k_norm.weight) && is_aligned(args.cos) &&
       is_aligned(args.sin) && is_cache_aligned(args.k_cache, args.cache_type) &&
       is_cache_aligned(args.v_cache, args.cache_type);
-  const int num_groups = static_cast<int>(ceil_div<int64_t>(args.head_dim, kGroup));
   int lanes_per_head = 1;
-  while (lanes_per_head < num_groups && lanes_per_head < kWarpSize) lanes_per_head *= 2;
-  const int heads_per_block = kNumThreads / lanes_per_head;
+  while (lanes_per_head * kGroup < args.head_dim) lanes_per_head *= 2;
   const int64_t num_heads = args.num_tokens * num_heads_per_token(args);
-  launch(rotate_and_write_kernel<T, Cached>,
-         Dim3(static_cast<unsigned>(ceil_div<int64_t>(num_heads, heads_per_block))),
-         Dim3(kNumThreads), shared_bytes<float>(heads_per_block * num_groups * kGroup), stream,
-         args, lanes_per_head, is_vectorized);
+  const int64_t num_blocks = ceil_div<int64_t>(num_heads, kNumThreads / lanes_per_head);
+  with_flag(is_vectorized, [&](auto flag) {
+    launch(rotate_and_write_kernel<T, Cached, decltype(flag)::value>,
+           Dim3(static_cast<unsigned>(num_blocks)), Dim3(kNumThreads), 0, stream, args,
+           lanes_per_head);
+  });
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from llmserve.kernels.cuda import elementwise
 
 ACT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Sizes that fill vectors, leave some empty, and need several rounds of a block of 512 threads.
-SIZES = [1, 7, 64, 100, 640, 4104]
+SIZES = [1, 7, 64, 100, 640, 4104, 8197, 8200]
 
 # Half a unit in the last place of the result, and what float32 arithmetic adds before.
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-11 + 2e-6, torch.bfloat16: 2**-8 + 2e-6}

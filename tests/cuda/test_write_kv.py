@@ -156,7 +156,18 @@ def test_heads_are_normalised_rotated_and_stored(
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "half_dim"),
-    [(64, 8), (64, 6), (80, 16), (80, 40), (96, 48), (128, 64), (256, 128), (20, 5), (264, 132)],
+    [
+        (64, 8),
+        (64, 6),
+        (80, 16),
+        (80, 40),
+        (96, 48),
+        (128, 64),
+        (256, 128),
+        (20, 5),
+        (248, 124),
+        (13, 3),
+    ],
 )
 def test_any_head_and_any_part_of_it_is_rotated(
     cuda_module: Any, device: torch.device, head_dim: int, half_dim: int, is_interleaved: bool

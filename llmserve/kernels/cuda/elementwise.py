@@ -91,6 +91,8 @@ def _add_norm(
             raise ValueError(
                 f"{name} must have the shape {tuple(x.shape)} of x, not {tuple(other.shape)}"
             )
+    if size > module.max_norm_size:
+        raise ValueError(f"rows have {size} values; at most {module.max_norm_size} are supported")
     module.add_norm(
         x.data_ptr(),
         ACT_TYPES[x.dtype],

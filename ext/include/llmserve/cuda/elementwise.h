@@ -31,6 +31,8 @@ struct Norm {
   float offset;
 };
 
+constexpr int64_t kMaxNormSize = 32768;
+
 struct AddNormArgs {
   Rows x;         // float32, or the type of out
   Rows residual;  // float32; absent: nothing is added, and out = norm(x)
@@ -40,7 +42,7 @@ struct AddNormArgs {
   float scale;    // of what is added
   int64_t num_tokens;
   int64_t num_heads;
-  int64_t size;
+  int64_t size;  // at most kMaxNormSize
 };
 
 // residual += scale * post(x), in place; out = norm(residual).
@@ -79,7 +81,7 @@ struct RotateAndWriteArgs {
   int64_t head_dim;  // at most kMaxHeadDim
 };
 
-constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxHeadDim = 256;
 
 // Norm and rotation of each head of q and k, and the step's K and V into their slots: the work
 // between the projections and the attention of a layer. q, k, v, q_out and k_out have one type.

@@ -54,29 +54,48 @@ LLMSERVE_DEVICE void store_group(T* p, const float (&values)[kGroup]) {
   }
 }
 
-// The values i .. i + kGroup - 1 of a row of `size`; zeros past its end.
-template <typename T>
-LLMSERVE_DEVICE void load_values(const T* row, int i, int size, bool is_vectorized,
-                                 float (&values)[kGroup]) {
-  if (is_vectorized) {
-    load_group(row + i, values);
-    return;
-  }
+// The values i .. i + kGroup - 1 of a row of `size`, i a multiple of kGroup; zeros past its end.
+// kVectorized: every row is 16-byte aligned and has whole groups. A template argument, so that
+// loads which follow each other are under way together.
+template <bool kVectorized, typename T>
+LLMSERVE_DEVICE void load_values(const T* row, int i, int size, float (&values)[kGroup]) {
+  if constexpr (kVectorized) {
+    if (i < size) {
+      load_group(row + i, values);
+      return;
+    }
 #pragma unroll
-  for (int j = 0; j < kGroup; ++j) values[j] = i + j < size ? to_float(row[i + j]) : 0.0f;
+    for (int j = 0; j < kGroup; ++j) values[j] = 0.0f;
+  } else {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) values[j] = i + j < size ? to_float(row[i + j]) : 0.0f;
+  }
 }
 
-template <typename T>
-LLMSERVE_DEVICE void store_values(T* row, int i, int size, bool is_vectorized,
-                                  const float (&values)[kGroup]) {
-  if (is_vectorized) {
-    store_group(row + i, values);
-    return;
-  }
+template <bool kVectorized, typename T>
+LLMSERVE_DEVICE void store_values(T* row, int i, int size, const float (&values)[kGroup]) {
+  if constexpr (kVectorized) {
+    if (i < size) store_group(row + i, values);
+  } else {
 #pragma unroll
-  for (int j = 0; j < kGroup; ++j) {
-    if (i + j < size) row[i + j] = from_float<T>(to_range<T>(values[j]));
+    for (int j = 0; j < kGroup; ++j) {
+      if (i + j < size) row[i + j] = from_float<T>(to_range<T>(values[j]));
+    }
   }
+}
+
+LLMSERVE_DEVICE float sum_of_squares(const float (&values)[kGroup]) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) sum += values[j] * values[j];
+  return sum;
+}
+
+// values *= factor * (offset + weights), the last step of a norm.
+LLMSERVE_DEVICE void apply_norm(float factor, float offset, const float (&weights)[kGroup],
+                                float (&values)[kGroup]) {
+#pragma unroll
+  for (int j = 0; j < kGroup; ++j) values[j] = values[j] * factor * (offset + weights[j]);
 }
 
 LLMSERVE_DEVICE void load_shared(Shared<float> row, int i, float (&values)[kGroup]) {
@@ -92,15 +111,6 @@ LLMSERVE_DEVICE void store_shared(Shared<float> row, int i, const float (&values
   const float high[4] = {values[4], values[5], values[6], values[7]};
   row.store16(i, pack<float>(low));
   row.store16(i + 4, pack<float>(high));
-}
-
-// values *= factor * (offset + weight[i ..]), the last step of a norm.
-LLMSERVE_DEVICE void apply_norm(const Norm& norm, float factor, int i, int size,
-                                bool is_vectorized, float (&values)[kGroup]) {
-  float weights[kGroup];
-  load_values(norm.weight, i, size, is_vectorized, weights);
-#pragma unroll
-  for (int j = 0; j < kGroup; ++j) values[j] = values[j] * factor * (norm.offset + weights[j]);
 }
 
 template <typename T>
@@ -137,6 +147,16 @@ void with_type(DType type, const F& f) {
       return f(TypeTag<half>());
     default:
       return f(TypeTag<bfloat16>());
+  }
+}
+
+// Calls f(std::true_type()) or f(std::false_type()).
+template <typename F>
+void with_flag(bool flag, const F& f) {
+  if (flag) {
+    f(std::true_type());
+  } else {
+    f(std::false_type());
   }
 }
 

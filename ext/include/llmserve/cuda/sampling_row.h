@@ -53,22 +53,43 @@ struct Weigher {
 };
 
 // One row of logits under its mask.
-struct RowOfLogits {
+class RowOfLogits {
+ public:
   const float* logits;
   const uint32_t* mask;  // null: none
   int64_t num_mask_words;
   int vocab_size;
   bool is_vectorized;  // logits are 16-byte aligned
 
-  // Logits i .. i + 3, i a multiple of 4: -inf where forbidden or past the vocabulary.
-  LLMSERVE_DEVICE void load(int i, float (&x)[kVector]) const {
-    if (is_vectorized && i + kVector <= vocab_size) {
-      unpack<float>(load16(logits + i), x);
+  // Logits of kVectorsPerThread vectors of one segment, `stride` apart; -inf where forbidden or
+  // past the vocabulary. `first` is a multiple of 4.
+  LLMSERVE_DEVICE void load(int segment, int first, int stride,
+                            float (&x)[kVectorsPerThread][kVector]) const {
+    if (is_vectorized && (segment + 1) * kSegment <= vocab_size) {
+#pragma unroll
+      for (int v = 0; v < kVectorsPerThread; ++v) {
+        unpack<float>(load16(logits + first + v * stride), x[v]);
+      }
     } else {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) x[j] = i + j < vocab_size ? logits[i + j] : kMinusInfinity;
+      for (int v = 0; v < kVectorsPerThread; ++v) load_cautiously(first + v * stride, x[v]);
     }
-    if (mask == nullptr || i >= vocab_size) return;
+    if (mask == nullptr) return;
+#pragma unroll
+    for (int v = 0; v < kVectorsPerThread; ++v) apply_mask(first + v * stride, x[v]);
+  }
+
+ private:
+  LLMSERVE_DEVICE void load_cautiously(int i, float (&x)[kVector]) const {
+    if (is_vectorized && i + kVector <= vocab_size) {
+      unpack<float>(load16(logits + i), x);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) x[j] = i + j < vocab_size ? logits[i + j] : kMinusInfinity;
+  }
+
+  LLMSERVE_DEVICE void apply_mask(int i, float (&x)[kVector]) const {
     const uint32_t bits = i / 32 < num_mask_words ? mask[i / 32] >> i % 32 : 0;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
@@ -92,15 +113,13 @@ LLMSERVE_DEVICE RowOfLogits row_of_logits(const Logits& logits, const Masks& mas
 template <typename F>
 LLMSERVE_DEVICE void for_each_logit(const RowOfLogits& row, int segment, const F& f) {
   float x[kVectorsPerThread][kVector];
+  constexpr int kStride = kSamplingThreads * kVector;
   const int first = segment * kSegment + static_cast<int>(threadIdx.x) * kVector;
-#pragma unroll
-  for (int v = 0; v < kVectorsPerThread; ++v) {
-    row.load(first + v * kSamplingThreads * kVector, x[v]);
-  }
+  row.load(segment, first, kStride, x);
 #pragma unroll
   for (int v = 0; v < kVectorsPerThread; ++v) {
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) f(x[v][j], first + v * kSamplingThreads * kVector + j);
+    for (int j = 0; j < kVector; ++j) f(x[v][j], first + v * kStride + j);
   }
 }
 
