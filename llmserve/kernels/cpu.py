@@ -22,7 +22,9 @@ from llmserve.kernels.interface import (
     StepInputs,
 )
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
+from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.kernels.reference_sampling import STATUS_OK
+from llmserve.kernels.repack import as_ggml
 from llmserve.kernels.row_edit import RowEdit, edit_row
 from llmserve.kernels.weight import StackedWeights, Weight
 
@@ -42,16 +44,16 @@ class CPUKernels:
     act_mul = staticmethod(cpu_functions.act_mul)
     softcap = staticmethod(cpu_functions.softcap)
 
-    def upload(self, weight: Weight) -> Weight:
-        return weight
+    def upload(self, weight: Weight | PackedWeight) -> Weight:
+        return weight if isinstance(weight, Weight) else as_ggml(weight)
 
     def upload_vector(self, vector: torch.Tensor) -> torch.Tensor:
         return vector
 
     def prepare_weights(
-        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]
+        self, weights: Sequence[Weight | PackedWeight], biases: Sequence[torch.Tensor | None]
     ) -> StackedWeights:
-        return StackedWeights(weights, biases)
+        return StackedWeights([self.upload(weight) for weight in weights], biases)
 
     def finish_uploads(self) -> None:
         """Nothing is uploaded."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from llmserve.kernels.layer_parameters import LayerParameters, NormParameters, RotaryParameters
+from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.kernels.reference_sampling import RowLogprobs
 from llmserve.kernels.row_edit import RowEdit
 from llmserve.kernels.weight import Weight
@@ -115,7 +116,7 @@ class Kernels(Protocol):
         """Of the activations between two kernels."""
         ...
 
-    def upload(self, weight: Weight) -> Matrix:
+    def upload(self, weight: Weight | PackedWeight) -> Matrix:
         """The matrix in the device's memory, in the form in which kernels read it."""
         ...
 
@@ -124,7 +125,9 @@ class Kernels(Protocol):
         ...
 
     def prepare_weights(
-        self, weights: Sequence[Weight | Matrix], biases: Sequence[torch.Tensor | None]
+        self,
+        weights: Sequence[Weight | PackedWeight | Matrix],
+        biases: Sequence[torch.Tensor | None],
     ) -> PreparedWeights:
         """Matrices one below the other, for products. What is not uploaded yet is now.
 

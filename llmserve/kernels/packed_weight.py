@@ -25,7 +25,7 @@ class Int4Codes:
 
     codes: torch.Tensor  # uint8 [num_rows, num_cols], each below 16
     scales: torch.Tensor  # float32 [num_rows, num_groups]
-    zeros: torch.Tensor  # uint8 [num_rows, num_groups], at most 16
+    zeros: torch.Tensor  # uint8 [num_rows, num_groups], each below 16
     group_size: int
     column_order: torch.Tensor | None = None  # int64 [num_cols]
 
@@ -79,7 +79,8 @@ class GPTQWeight:
     qzeros: torch.Tensor  # int32 [num_groups, num_rows / 8]
     scales: torch.Tensor  # float16 [num_groups, num_rows]
     g_idx: torch.Tensor | None = None  # int32 [num_cols]
-    zero_offset: int = 1  # added to stored zero points; 0 in the second version of the format
+    # Added to stored zero points, of which 15 then stands for 0. None is in the second version.
+    zero_offset: int = 1
 
     @property
     def num_rows(self) -> int:
@@ -114,7 +115,7 @@ class GPTQWeight:
         return Int4Codes(
             codes if order is None else codes[:, order],
             self.scales.T.float().contiguous(),
-            (_nibbles(self.qzeros, dim=1) + self.zero_offset).T.contiguous(),
+            (_nibbles(self.qzeros, dim=1) + self.zero_offset & 15).T.contiguous(),
             group_size,
             order,
         )
@@ -139,12 +140,17 @@ class Int8Weight:
     def num_cols(self) -> int:
         return self.data.shape[1]
 
+    @property
+    def num_groups(self) -> int:
+        return self.scales.shape[1]
+
     def to(self, device: torch.device) -> Int8Weight:
         return Int8Weight(self.data.to(device), self.scales.to(device))
 
     def dequantize(self) -> torch.Tensor:
         """float32 [num_rows, num_cols]."""
-        return self.data.float() * _spread(self.scales, self.num_rows, self.num_cols)
+        scales = self.scales.repeat_interleave(self.num_cols // self.num_groups, dim=1)
+        return self.data.float() * scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +197,6 @@ class FP8Weight:
 
 
 PackedWeight: TypeAlias = AWQWeight | GPTQWeight | Int8Weight | FP8Weight
-
-
-def _spread(scales: torch.Tensor, num_rows: int, num_cols: int) -> torch.Tensor:
-    """scales [num_rows, num_groups] as [num_rows, num_cols]."""
-    return scales.expand(num_rows, -1).repeat_interleave(num_cols // scales.shape[1], dim=1)
 
 
 def _nibbles(words: torch.Tensor, dim: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from llmserve.kernels import Kernels, Matrix, Weight
+from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.layers.scratch import Scratch
 
 # The role of what is between two products of a layer.
@@ -27,7 +28,7 @@ class Linear:
     def __init__(
         self,
         kernels: Kernels,
-        weights: Sequence[Weight | Matrix],
+        weights: Sequence[Weight | PackedWeight | Matrix],
         biases: Sequence[torch.Tensor | None],
         scratch: Scratch,
         role: str,

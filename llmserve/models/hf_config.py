@@ -79,7 +79,7 @@ def read_hf_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Raises StartupError for an architecture, a setting or a value that cannot be served."""
     family, defaults = _FAMILIES[_architecture(config)]
     fields = Fields(_text_config(config), _SOURCE)
-    _refuse_unsupported(fields, config)
+    _refuse_unsupported(fields)
     sizes = head_sizes(fields, _KEYS, defaults.head_dim)
     num_layers = fields.integer("num_hidden_layers", maximum=1 << 12)
     context = fields.integer("max_position_embeddings", defaults.context, maximum=MAX_CONTEXT)
@@ -135,12 +135,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return defaults | outer | text
 
 
-def _refuse_unsupported(fields: Fields, config: Mapping[str, Any]) -> None:
-    if config.get("quantization_config") is not None:
-        raise StartupError(
-            f"{_SOURCE}: quantization_config is not supported; take the model without "
-            "quantisation, or as GGUF file"
-        )
+def _refuse_unsupported(fields: Fields) -> None:
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if fields.has(key) and fields.raw(key) != 0:
             raise StartupError(f"{_SOURCE}: {key} is set; mixtures of experts are not supported")

@@ -9,6 +9,7 @@ import torch
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
 from llmserve.kernels import Kernels, Matrix, Weight
+from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.layers import (
     MLP,
     AddNorm,
@@ -26,6 +27,7 @@ from llmserve.models.config import DecoderConfig, LayerConfig, QKNorm
 from llmserve.models.decoder import Decoder
 from llmserve.models.gguf_config import read_gguf_config
 from llmserve.models.hf_config import read_hf_config
+from llmserve.models.quantization import read_quantization
 from llmserve.models.weights import CheckpointWeights, DummyWeights, Weights
 
 
@@ -39,12 +41,15 @@ def read_model(
     if files.gguf is not None:
         config = read_gguf_config(files.gguf)
         return config, CheckpointWeights.from_gguf(files.gguf, config, dtype)
+    quantization = read_quantization(files.config)
     config = read_hf_config(files.config)
     if load_format == "dummy":
         return config, DummyWeights(config, _dummy_dtype(files, dtype), seed)
     if files.safetensors is None:
         raise StartupError(f"{files.path} holds no weights")
-    return config, CheckpointWeights.from_safetensors(files.safetensors, config, dtype)
+    return config, CheckpointWeights.from_safetensors(
+        files.safetensors, config, dtype, quantization
+    )
 
 
 def _dummy_dtype(files: ModelFiles, dtype: str) -> str:
@@ -98,7 +103,7 @@ class _Builder:
             logit_softcap=config.logit_softcap,
         )
 
-    def _output_matrix(self, embedding: Matrix) -> Weight | Matrix:
+    def _output_matrix(self, embedding: Matrix) -> Weight | PackedWeight | Matrix:
         if self._config.is_tied:
             return embedding
         return self._weights.matrix("output", self._config.vocab_size, self._config.hidden_size)
@@ -193,7 +198,10 @@ class _Builder:
         return self._make_linear([weight], [bias], parameter)
 
     def _make_linear(
-        self, weights: Sequence[Weight | Matrix], biases: Sequence[torch.Tensor | None], role: str
+        self,
+        weights: Sequence[Weight | PackedWeight | Matrix],
+        biases: Sequence[torch.Tensor | None],
+        role: str,
     ) -> Linear:
         return Linear(self._kernels, weights, biases, self._scratch, role)
 

@@ -22,8 +22,11 @@ from llmserve.files.mapping import drop_pages
 from llmserve.files.safetensors import SafetensorsFiles, TensorInfo
 from llmserve.kernels import GGMLType, Weight, keep, kept_bytes
 from llmserve.kernels.huge_pages import HugePages
+from llmserve.kernels.packed_weight import PackedWeight
+from llmserve.kernels.repack import as_ggml
 from llmserve.models.config import DecoderConfig
 from llmserve.models.names import NameMap, gguf_names, hf_names
+from llmserve.models.quantization import PackedMatrices, Quantization
 
 _SAFETENSORS_TYPES = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 _TORCH_TYPES = {
@@ -55,11 +58,16 @@ class Weights(Protocol):
         """Matrices that are asked for from now on lie in huge pages, not in mapped files."""
         ...
 
+    def leave_packed(self) -> None:
+        """Matrices of other quantisation methods than GGUF's come as their files store them, and
+        not as GGML types."""
+        ...
+
     def has(self, parameter: str, layer: int | None = None) -> bool: ...
 
     def matrix(
         self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
-    ) -> Weight: ...
+    ) -> Weight | PackedWeight: ...
 
     def norm(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
         """float32 [size]."""
@@ -83,12 +91,15 @@ class CheckpointWeights:
         data: Callable[[str], npt.NDArray[np.uint8]],
         names: NameMap,
         dtype: str = "auto",
+        packed: PackedMatrices | None = None,
     ) -> None:
         """dtype: of matrices that are not quantised; "auto" keeps theirs."""
         self._tensors: Mapping[str, Any] = tensors
         self._data = data
         self._names = names
         self._dtype = _DTYPES.get(dtype)
+        self._packed = packed
+        self._is_left_packed = False
         self._used: set[str] = set()
         self._memory: HugePages | None = None
 
@@ -98,14 +109,21 @@ class CheckpointWeights:
 
     @classmethod
     def from_safetensors(
-        cls, files: SafetensorsFiles, config: DecoderConfig, dtype: str
+        cls,
+        files: SafetensorsFiles,
+        config: DecoderConfig,
+        dtype: str,
+        quantization: Quantization | None = None,
     ) -> CheckpointWeights:
-        return cls(files.tensors, files.data, hf_names(config, files.tensors), dtype)
+        packed = None
+        if quantization is not None:
+            packed = PackedMatrices(quantization, files.tensors, files.data)
+        return cls(files.tensors, files.data, hf_names(config, files.tensors), dtype, packed)
 
     @property
     def kv_dtype(self) -> str:
         types = self._matrix_types()
-        if any(kind.is_quantized for kind in types):
+        if self._packed is not None or any(kind.is_quantized for kind in types):
             return "float16"
         stored = {_TORCH_TYPES[kind] for kind in types}
         if self._dtype is not None:
@@ -126,23 +144,49 @@ class CheckpointWeights:
         return _name(floats.pop()) if is_one else "bfloat16"
 
     def _matrix_types(self) -> set[GGMLType]:
-        return {self._type(name) for name in self._tensors if len(self._shape(name)) == 2}
+        return {self._type(name) for name in self._matrix_names()}
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self._tensors.values())
+        num_bytes: int = sum(tensor.num_bytes for tensor in self._tensors.values())
+        if self._packed is None or self._is_left_packed:
+            return num_bytes
+        for name, tensor in self._tensors.items():
+            num_bytes -= tensor.num_bytes if self._packed.owns(name) else 0
+        for kind, num_rows, num_cols in self._packed.ggml_types():
+            num_bytes += num_rows * kind.row_bytes(num_cols)
+        return num_bytes
+
+    def _matrix_names(self) -> list[str]:
+        """Of matrices that are stored as GGML types."""
+        return [
+            name
+            for name in self._tensors
+            if len(self._shape(name)) == 2
+            and not (self._packed is not None and self._packed.owns(name))
+        ]
 
     def keep_in_memory(self) -> None:
-        names = [name for name in self._tensors if len(self._shape(name)) == 2]
-        sizes = [kept_bytes(self._type(name), *self._shape(name)) for name in names]
+        sizes = [kept_bytes(self._type(name), *self._shape(name)) for name in self._matrix_names()]
+        if self._packed is not None:
+            sizes += [kept_bytes(*matrix) for matrix in self._packed.ggml_types()]
         self._memory = HugePages(sum(map(HugePages.size_of, sizes)))
 
+    def leave_packed(self) -> None:
+        self._is_left_packed = True
+
     def has(self, parameter: str, layer: int | None = None) -> bool:
-        return self._names.name(parameter, layer) + ".weight" in self._tensors
+        name = self._names.name(parameter, layer)
+        return name + ".weight" in self._tensors or (
+            self._packed is not None and name in self._packed
+        )
 
     def matrix(
         self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
-    ) -> Weight:
+    ) -> Weight | PackedWeight:
+        module = self._names.name(parameter, layer)
+        if self._packed is not None and module in self._packed:
+            return self._packed_matrix(self._packed.read(module, num_rows, num_cols), module)
         name = self._take(parameter, layer, ".weight", (num_rows, num_cols))
         kind = self._type(name)
         try:
@@ -153,6 +197,14 @@ class CheckpointWeights:
             return self._place(Weight(raw, kind, num_rows, num_cols))
         values = _floats(raw, kind).view(num_rows, num_cols)
         return Weight.from_tensor(values.to(self._dtype))
+
+    def _packed_matrix(self, matrix: PackedWeight, module: str) -> Weight | PackedWeight:
+        assert self._packed is not None
+        self._used.update(self._packed.tensors_of(module))
+        if self._is_left_packed:
+            return matrix
+        weight = as_ggml(matrix)
+        return weight if self._memory is None else keep(weight, self._memory)
 
     def _place(self, weight: Weight) -> Weight:
         """The matrix, or a copy of it in huge pages, for which its pages of the file are let go."""
@@ -172,7 +224,9 @@ class CheckpointWeights:
         extra = [
             name
             for name in self._tensors
-            if name not in self._used and not self._names.is_ignored(name)
+            if name not in self._used
+            and not self._names.is_ignored(name)
+            and not (self._packed is not None and self._packed.is_unused_bias(name))
         ]
         if extra:
             shape = tuple(self._shape(extra[0]))
@@ -226,6 +280,9 @@ class DummyWeights:
 
     def keep_in_memory(self) -> None:
         """They already are; test models do not need huge pages."""
+
+    def leave_packed(self) -> None:
+        """They are floats."""
 
     def has(self, parameter: str, layer: int | None = None) -> bool:
         return parameter not in ("qkv", "gate_up")

@@ -139,7 +139,6 @@ def test_every_fourth_layer_of_smollm3_has_no_positions() -> None:
         ({"rope_scaling": [1]}, "rope_scaling is [1]; it must be an object"),
         ({"rope_parameters": "x"}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         ({"num_local_experts": 8}, "mixtures of experts are not supported"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"text_config": 3}, "text_config is not an object"),
