@@ -19,7 +19,7 @@ from llmserve.core import BeamParams, GenerationRequest, OutputDelta, StepPlan, 
 from llmserve.engine.beams import search_beams
 from llmserve.engine.engine import Engine
 from llmserve.engine.stats import EngineStats
-from llmserve.engine.step_threads import Executor, StepSkippedError, StepThreads
+from llmserve.engine.step_threads import Executor, StepThreads
 from llmserve.errors import (
     ContextLengthError,
     EngineDeadError,
@@ -291,8 +291,7 @@ class AsyncEngine:
         while self._steps:
             later, future = self._steps.popleft()
             await asyncio.wait([future])
-            if not isinstance(future.exception(), StepSkippedError | None):
-                logger.error("a step behind it failed too", exc_info=future.exception())
+            future.exception()  # whatever it is, it follows from the first one
             self._engine.discard_step(later)
         await self._threads.probe()
 
