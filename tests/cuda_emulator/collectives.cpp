@@ -76,7 +76,7 @@ void complete_load_matrix(Warp& warp) {
 template <typename T>
 void complete_mma(Warp& warp) {
   constexpr int kM = 16, kN = 8, kK = 16;
-  double a[kM][kK], b[kN][kK];
+  double a[kM][kK], b[kK][kN], sums[kM][kN] = {};
   for (int lane = 0; lane < kWarpSize; ++lane) {
     const Thread& thread = warp.threads[lane];
     const int g = lane / 4, t = lane % 4 * 2;
@@ -89,17 +89,19 @@ void complete_mma(Warp& warp) {
     for (int i = 0; i < 2; ++i) {
       float low, high;
       unpack_pair<T>(thread.b[i], low, high);
-      b[g][t + i * 8] = low;
-      b[g][t + i * 8 + 1] = high;
+      b[t + i * 8][g] = low;
+      b[t + i * 8 + 1][g] = high;
+    }
+  }
+  for (int m = 0; m < kM; ++m) {
+    for (int k = 0; k < kK; ++k) {
+      for (int n = 0; n < kN; ++n) sums[m][n] += a[m][k] * b[k][n];
     }
   }
   for (int lane = 0; lane < kWarpSize; ++lane) {
     const Thread& thread = warp.threads[lane];
     for (int i = 0; i < 4; ++i) {
-      const double* const row = a[lane / 4 + i / 2 * 8];
-      const double* const column = b[lane % 4 * 2 + i % 2];
-      double sum = 0;
-      for (int k = 0; k < kK; ++k) sum += row[k] * column[k];
+      const double sum = sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
       thread.d[i] = static_cast<float>(thread.d[i] + sum);
     }
   }

@@ -8,7 +8,8 @@
 
 #include "state.h"
 
-// Saves the registers that a call preserves on the running stack, and continues on another stack.
+// Saves the registers that a call preserves on the running stack, and continues on another stack. A
+// jump, as the processor predicts a return to go where the last call came from.
 extern "C" void llmserve_switch_stack(void** from, void* to);
 asm(R"(
 .text
@@ -30,7 +31,8 @@ llmserve_switch_stack:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmpq *%rcx
 .size llmserve_switch_stack, . - llmserve_switch_stack
 )");
 
@@ -106,8 +108,9 @@ bool is_same_place(const Thread& thread, const char* file, int line) {
 // The thread to continue with when the running one cannot.
 Thread* next_thread() {
   Warp& own = *current->warp;
-  for (int i = 0; i < block.num_warps; ++i) {
-    Warp& warp = block.warps[(own.id + i) % block.num_warps];
+  for (int i = 0, id = own.id; i < block.num_warps; ++i, ++id) {
+    if (id == block.num_warps) id = 0;
+    Warp& warp = block.warps[id];
     if (warp.runnable != 0) return &warp.threads[__builtin_ctz(warp.runnable)];
     if (warp.arrived != 0) {  // the lanes that are missing wait elsewhere or have ended
       fail_divergence(warp.threads[__builtin_ctz(warp.arrived)],
