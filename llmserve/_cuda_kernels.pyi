@@ -204,3 +204,41 @@ def dequantize(
     num_cols: int,
     stream: int,
 ) -> None: ...
+
+# Attention.
+
+def attention_workspace_bytes(
+    num_seqs: int, num_heads: int, head_dim: int, max_seq_len: int, sliding_window: int
+) -> int: ...
+def paged_attention(
+    q: int,
+    q_token_stride: int,
+    q_head_stride: int,
+    k_cache: int,
+    v_cache: int,
+    k_block_stride: int,
+    v_block_stride: int,
+    k_scale: int,
+    v_scale: int,
+    sinks: int,
+    block_tables: int,
+    table_stride: int,
+    seq_lens: int,
+    cu_seqlens_q: int,
+    out: int,
+    workspace: int,
+    element_type: int,
+    cache_type: int,
+    num_tokens: int,
+    num_seqs: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    max_query_len: int,
+    max_seq_len: int,
+    sliding_window: int,
+    scale: float,
+    logit_softcap: float,
+    stream: int,
+) -> None: ...

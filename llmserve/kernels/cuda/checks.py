@@ -8,7 +8,7 @@ import torch
 
 from llmserve.kernels.checks import describe
 
-# Numbered as DType in ext/include/llmserve/cuda/elementwise.h.
+# Numbered as DType in ext/include/llmserve/cuda/types.h.
 ACT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 CACHE_TYPES = ACT_TYPES | {torch.float8_e4m3fn: 3}
 

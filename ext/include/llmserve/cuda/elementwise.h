@@ -10,11 +10,9 @@
 #include <cstdint>
 
 #include "llmserve/cuda/stream.h"
+#include "llmserve/cuda/types.h"
 
 namespace llmserve::cuda {
-
-// Numbered alike in llmserve/kernels/cuda/elementwise.py.
-enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kFloat8 = 3 };
 
 // Rows [num_tokens, num_heads] of adjacent values.
 struct Rows {
