@@ -62,11 +62,17 @@ def is_stale(object_file: str, source: str) -> bool:
     return os.path.getmtime(object_file) < max(os.path.getmtime(path) for path in inputs)
 
 
+def sources_of(name: str) -> list[str]:
+    """Sorted, those that take long first: then no compiler is left with one of them at the end."""
+    paths = sorted((EXT / name).glob("*.cpp"))
+    return [str(path) for path in sorted(paths, key=lambda path: "linear_" not in path.name)]
+
+
 def extensions() -> list[Extension]:
     """One module per folder of ext/ that has sources; CUDA folders only where nvcc is found."""
     modules: list[Extension] = []
     for name in ("block_allocator", "cpu_kernels"):
-        if sources := sorted(str(path) for path in (EXT / name).glob("*.cpp")):
+        if sources := sources_of(name):
             module = Pybind11Extension(
                 f"llmserve._{name}",
                 sources,
@@ -86,12 +92,13 @@ def extensions() -> list[Extension]:
 
 
 def leave_bindings_plain(compile_source: Callable[..., None]) -> Callable[..., None]:
-    """Compiles bindings_*.cpp without sanitizers, which would treble its time: pybind11's code."""
+    """Compiles pybind11's code without sanitizers, which would treble its time: bindings_*.cpp and
+    module.cpp."""
 
     def compile_plainly(
         obj: str, source: str, ext: str, cc: list, flags: list, *rest: list
     ) -> None:
-        if Path(source).name.startswith("bindings_"):
+        if Path(source).name.startswith(("bindings_", "module.")):
             flags = [flag for flag in flags if flag not in SANITIZERS]
         compile_source(obj, source, ext, cc, flags, *rest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ Checkpoint = tuple[PreTrainedModel, Path]
 def _quiet_transformers() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ FLOAT32 = {"kv_cache_dtype": "float32"}
 # Up to here LongRoPE keeps its short factors, for us and for transformers.
 MAX_MODEL_LEN = 128
 
-_expected: dict[str, list[list[int]]] = {}
+# Of a batch, per architecture: our tokens and those of transformers.
+_tokens: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
 
 
 @pytest.fixture
@@ -27,15 +28,23 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture
-def expected(
+def tokens(
     request: pytest.FixtureRequest,
     checkpoint: Callable[[str], Checkpoint],
     prompts: list[list[int]],
-) -> list[list[int]]:
+) -> tuple[list[list[int]], list[list[int]]]:
     name = request.node.callspec.params["name"]
-    if name not in _expected:
-        _expected[name] = reference.greedy(checkpoint(name)[0], prompts, NUM_TOKENS)
-    return _expected[name]
+    if name not in _tokens:
+        model, folder = checkpoint(name)
+        engine = TinyEngine(folder, cache=FLOAT32, max_model_len=MAX_MODEL_LEN)
+        ours = [output.token_ids for output in engine.generate(prompts, NUM_TOKENS)]
+        _tokens[name] = ours, reference.greedy(model, prompts, NUM_TOKENS, guesses=ours)
+    return _tokens[name]
+
+
+@pytest.fixture
+def expected(tokens: tuple[list[list[int]], list[list[int]]]) -> list[list[int]]:
+    return tokens[1]
 
 
 all_architectures = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -43,16 +52,11 @@ all_architectures = pytest.mark.parametrize("name", ARCHITECTURES)
 
 @all_architectures
 def test_tokens_of_a_batch_equal_transformers(
-    name: str,
-    checkpoint: Callable[[str], Checkpoint],
-    prompts: list[list[int]],
-    expected: list[list[int]],
+    name: str, tokens: tuple[list[list[int]], list[list[int]]]
 ) -> None:
-    engine = TinyEngine(checkpoint(name)[1], cache=FLOAT32, max_model_len=MAX_MODEL_LEN)
+    ours, theirs = tokens
 
-    outputs = engine.generate(prompts, NUM_TOKENS)
-
-    assert [output.token_ids for output in outputs] == expected
+    assert ours == theirs
 
 
 @all_architectures

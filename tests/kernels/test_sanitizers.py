@@ -106,7 +106,7 @@ def build() -> None:
 def test_sanitizers_find_nothing_while_the_tests_of_kernels_run() -> None:
     here = Path(__file__)
     # Findings are written to the descriptor of stderr, which only --capture=fd would take away.
-    options = ["-v", "--capture=sys", "-p", "no:cacheprovider", f"--ignore={here}"]
+    options = ["-v", "-n0", "--capture=sys", "-p", "no:cacheprovider", f"--ignore={here}"]
 
     done = run_sanitized(TESTS, [*options, str(here.parent)])
 

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def collector_spares_what_lives() -> Iterator[None]:
     """As in the server once it has loaded: a test run holds more objects than it, and a pass over
     them takes 70 ms."""
