@@ -227,3 +227,15 @@ def test_windows_keep_blocks_until_the_prefix_cache_knows_them() -> None:
     loop.add(make_request("b", [*range(12), 60, 61]))
 
     assert loop.scheduler.schedule().num_computed_tokens == [12]
+
+
+def test_what_a_step_in_flight_computes_is_not_reused_if_it_fails() -> None:
+    loop = Loop(async_scheduling=True, max_num_batched_tokens=8)
+    loop.add(make_request("a", range(20)))
+    plans = [loop.scheduler.schedule(), loop.scheduler.schedule()]
+    end(loop, plans[0])
+    loop.scheduler.fail_step(plans[1], "failed")
+
+    loop.add(make_request("b", range(20)))
+
+    assert loop.scheduler.schedule().num_computed_tokens == [8]
