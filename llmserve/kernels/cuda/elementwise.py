@@ -23,6 +23,7 @@ from llmserve.kernels.cuda.checks import (
     row_strides,
     stream_of,
 )
+from llmserve.kernels.cuda.transfer import upload_bytes
 from llmserve.kernels.layer_parameters import NormParameters, RotaryParameters
 
 # Numbered as Activation in ext/include/llmserve/cuda/elementwise.h.
@@ -446,7 +447,7 @@ class BlockCopier:
             if not 0 <= block_id < num_blocks:
                 raise IndexError(f"block {block_id} does not exist; the cache has {num_blocks}")
         for pairs in _independent(block_copies):
-            table = torch.tensor(pairs, device=self._addresses.device)
+            (table,) = upload_bytes([torch.tensor(pairs)], self._addresses.device)
             self._module.copy_blocks(
                 self._addresses.data_ptr(),
                 len(self._caches),
