@@ -1,12 +1,12 @@
 """Kernels: what computes, behind one interface.
 
-`Kernels` is what layers, models and the runner use; `make_kernels` gives the one for a device. The
-functions here are those of the CPU, over torch tensors in its memory.
+`Kernels` is what layers, models and the runner use; `CPUKernels` and `CUDAKernels` are the two.
+The functions here are those of the CPU, over torch tensors in its memory.
 """
 
 from __future__ import annotations
 
-from llmserve.kernels.backend import choose_device, make_kernels
+from llmserve.kernels.backend import choose_device, make_cuda_kernels
 from llmserve.kernels.cpu import CPUKernels
 from llmserve.kernels.cpu_functions import (
     HAS_EXT,
@@ -83,7 +83,7 @@ __all__ = [
     "kept_bytes",
     "linear",
     "logprob_rows",
-    "make_kernels",
+    "make_cuda_kernels",
     "paged_attention",
     "rms_norm",
     "rotary",

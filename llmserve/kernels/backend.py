@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import torch
 
 from llmserve.errors import StartupError
-from llmserve.kernels.cpu import CPUKernels
-from llmserve.kernels.interface import Kernels
+from llmserve.kernels.cuda.kernels import CUDAKernels
 
 _MODULE = "llmserve._cuda_kernels"
 
@@ -25,9 +25,9 @@ def choose_device(name: str) -> str:
     return name
 
 
-def make_kernels() -> Kernels:
-    """The kernels of the device that the model runs on."""
-    return CPUKernels()
+def make_cuda_kernels(act_dtype: torch.dtype) -> CUDAKernels:
+    """The kernels of the GPU, where choose_device found one. act_dtype: of the activations."""
+    return CUDAKernels(importlib.import_module(_MODULE), torch.device("cuda"), act_dtype)
 
 
 def _cuda_obstacle() -> str | None:

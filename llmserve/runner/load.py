@@ -13,10 +13,18 @@ from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
-from llmserve.kernels import HAS_EXT, choose_device, make_kernels, set_num_threads
+from llmserve.kernels import (
+    HAS_EXT,
+    CPUKernels,
+    choose_device,
+    make_cuda_kernels,
+    set_num_threads,
+)
 from llmserve.kernels.huge_pages import has_huge_pages
-from llmserve.models import build_decoder, read_model
-from llmserve.runner.memory import MemoryBudget, available_memory, plan_memory
+from llmserve.models import DecoderConfig, Weights, build_decoder, read_model
+from llmserve.runner.cuda_load import GPUMemory, load_cuda_runner, make_recorder
+from llmserve.runner.cuda_runner import CUDARunner
+from llmserve.runner.memory import MemoryBudget, MemoryPlan, available_memory, plan_memory
 from llmserve.runner.runner import ModelRunner
 
 _MAX_THREADS_PER_CPU = 4
@@ -29,7 +37,7 @@ _MAX_COPIED_SHARE = 0.8
 class LoadedRunner:
     """A runner and what the layers above need to know of it. `num_blocks` counts the null block."""
 
-    runner: ModelRunner
+    runner: ModelRunner | CUDARunner
     kv_spec: KVCacheSpec
     num_blocks: int
     max_model_len: int
@@ -54,8 +62,8 @@ def for_device(config: ServerConfig) -> ServerConfig:
 def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
     """Reads the model, divides the memory and takes what the KV cache needs.
 
-    config: as for_device gives it. Raises StartupError for a model that cannot be served or does
-    not fit.
+    config: as for_device gives it; else auto is the CPU. Raises StartupError for a model that
+    cannot be served or does not fit.
     """
     _set_threads(config.runner.threads)
     model, weights = read_model(
@@ -64,6 +72,26 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         load_format=config.model.load_format,
         seed=config.model.seed or 0,
     )
+    runner: ModelRunner | CUDARunner
+    if config.runner.device == "cuda":
+        kernels = make_cuda_kernels(getattr(torch, weights.act_dtype))
+        recorder = make_recorder(enforce_eager=config.runner.enforce_eager)
+        runner, plan = load_cuda_runner(model, weights, config, kernels, GPUMemory(), recorder)
+    else:
+        runner, plan = _load_cpu_runner(model, weights, config)
+    return LoadedRunner(
+        runner,
+        plan.kv_spec,
+        plan.num_blocks,
+        plan.max_model_len,
+        model.vocab_size,
+        plan.budget,
+    )
+
+
+def _load_cpu_runner(
+    model: DecoderConfig, weights: Weights, config: ServerConfig
+) -> tuple[ModelRunner, MemoryPlan]:
     available = available_memory()
     plan = plan_memory(
         model,
@@ -76,7 +104,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
     )
     if weights.num_bytes <= _MAX_COPIED_SHARE * available and has_huge_pages():
         weights.keep_in_memory()
-    kernels = make_kernels()
+    kernels = CPUKernels()
     decoder = build_decoder(model, weights, plan.max_model_len, kernels)
     runner = ModelRunner(
         decoder,
@@ -86,14 +114,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=plan.max_model_len,
     )
-    return LoadedRunner(
-        runner,
-        plan.kv_spec,
-        plan.num_blocks,
-        plan.max_model_len,
-        model.vocab_size,
-        plan.budget,
-    )
+    return runner, plan
 
 
 def _set_threads(num_threads: int | None) -> None:
