@@ -121,6 +121,8 @@ def test_running_decodes_get_tokens_while_a_long_prompt_is_prefilled() -> None:
                 for line in lines:
                     if line.startswith("data: "):
                         times.append(time.monotonic())
+                    if not thread.is_alive():
+                        break
                 thread.join()
 
     inside = [t for t in times if spans[0] < t < spans[1]]
