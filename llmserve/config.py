@@ -63,7 +63,7 @@ class ModelConfig:
     )
     dtype: str = setting(
         "auto",
-        "type of weights that are not quantised; auto: as stored",
+        "type of weights that are not quantised, with CUDA of activations too; auto: as stored",
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     max_model_len: int | None = setting(
@@ -96,8 +96,8 @@ class CacheConfig:
     block_size: int = setting(16, "tokens per KV cache block")
     kv_cache_dtype: str = setting(
         "auto",
-        "type of the KV cache; auto: the model's, float16 for quantised weights; fp8 (e4m3) on "
-        "CUDA only",
+        "type of the KV cache; auto: the model's, float16 for quantised weights, with CUDA that of "
+        "activations; fp8 (e4m3): with CUDA only",
         choices=("auto", "float32", "float16", "bfloat16", "fp8"),
     )
     kv_cache_memory_bytes: int | None = setting(
