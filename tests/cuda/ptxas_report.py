@@ -22,11 +22,23 @@ BEGIN, END = "<!-- table of kernels -->\n", "<!-- end of table -->\n"
 TABLE_ARCH = "sm_90"
 ANONYMOUS = "(anonymous namespace)::"
 
-# Threads and dynamic shared memory (bytes) of a block, in the launch that matters most.
+# Threads and dynamic shared memory (bytes) of a block, in the launch that matters most. Where
+# instances differ much, those that matter have rows of their own.
 LAUNCHES: dict[str, tuple[int, int]] = {
     "act_mul_kernel": (256, 0),
     "add_bias_kernel": (256, 0),
-    "add_norm_kernel": (512, 128 + 4 * 4096),
+    "add_norm_kernel": (512, 0),
+    "attention_decode<__nv_bfloat16, __nv_bfloat16, 64>": (128, 55296),
+    "attention_decode<__nv_bfloat16, __nv_bfloat16, 128>": (128, 69632),
+    "attention_decode<__nv_bfloat16, __nv_bfloat16, 256>": (64, 67584),
+    "attention_decode<__half, __nv_fp8_e4m3, 128>": (128, 55296),
+    "attention_decode_fma": (128, 38944),  # float32, head_dim 128
+    "attention_prefill<__nv_bfloat16, __nv_bfloat16, 64>": (128, 55296),
+    "attention_prefill<__nv_bfloat16, __nv_bfloat16, 128>": (128, 69632),
+    "attention_prefill<__nv_bfloat16, __nv_bfloat16, 256>": (128, 101376),
+    "attention_prefill<__half, __nv_fp8_e4m3, 128>": (128, 53248),
+    "attention_prefill_fma": (128, 38944),
+    "attention_reduce": (128, 0),
     "best_kernel": (256, 0),
     "copy_blocks_kernel": (256, 0),
     "decode_rows": (128, 0),
@@ -141,11 +153,12 @@ def version() -> str:
 
 
 def table(kernels: Iterable[Kernel]) -> str:
-    """The table of docs/cuda.md: a row per family, with the largest needs among its instances."""
-    families: dict[str, list[Kernel]] = {}
+    """The table of docs/cuda.md: a row per launch, with the largest needs among its instances."""
+    rows: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        if kernel.arch == TABLE_ARCH:
-            families.setdefault(kernel.family, []).append(kernel)
+        launch = kernel.name if kernel.name in LAUNCHES else kernel.family
+        if kernel.arch == TABLE_ARCH and launch in LAUNCHES:
+            rows.setdefault(launch, []).append(kernel)
     lines = [
         f"nvcc {version()}, {TABLE_ARCH}:",
         "",
@@ -153,15 +166,16 @@ def table(kernels: Iterable[Kernel]) -> str:
         "| blocks per multiprocessor | occupancy |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for family, instances in sorted(families.items()):
-        threads, dynamic = LAUNCHES[family]
+    for launch, instances in sorted(rows.items()):
+        threads, dynamic = LAUNCHES[launch]
         registers = max(kernel.registers for kernel in instances)
         shared = max(kernel.shared_bytes for kernel in instances)
         machine = MULTIPROCESSORS[TABLE_ARCH]
         blocks = min(machine.blocks(kernel, threads, dynamic) for kernel in instances)
         occupancy = 100 * blocks * -(-threads // 32) // machine.max_warps
+        name = launch.replace("__nv_", "")
         lines.append(
-            f"| `{family}` | {len(instances)} | {threads} | {registers} | {shared} + {dynamic} "
+            f"| `{name}` | {len(instances)} | {threads} | {registers} | {shared} + {dynamic} "
             f"| {blocks} | {occupancy} % |"
         )
     return "\n".join(lines) + "\n"
