@@ -114,6 +114,7 @@ struct Codes {
   static constexpr int kChunk = kGroups * kGroup;
   static constexpr bool kHalves = kHalves_;  // the halves of a group have their own scales
   static constexpr bool kIsInteger = true;
+  static constexpr bool kIsRowScaled = false;  // a chunk has one scale
 
   // Codes of more bits than a mantissa has are the sum of two operands, of 4 bits each.
   template <typename T>
@@ -297,6 +298,7 @@ LLMSERVE_DEVICE uint32_t row_scale_word(const ChunkPlace& place, int block) {
 
 // Two float16, scale and zero point, for a row or a chunk.
 struct INT4_ROW : Codes<4, 0, false> {
+  static constexpr bool kIsRowScaled = true;
   static constexpr int kScaleWords = 1;
 
   static LLMSERVE_DEVICE void load_scales(const ChunkPlace& place, uint32_t (&words)[1]) {
@@ -311,6 +313,7 @@ struct INT4_ROW : Codes<4, 0, false> {
 
 // A float32 for a row or a chunk. Codes are the int8 plus 128.
 struct INT8_ROW : Codes<8, 0, false> {
+  static constexpr bool kIsRowScaled = true;
   static constexpr int kScaleWords = 1;
 
   static LLMSERVE_DEVICE void load_scales(const ChunkPlace& place, uint32_t (&words)[1]) {

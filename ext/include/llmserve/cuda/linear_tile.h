@@ -178,6 +178,8 @@ LLMSERVE_DEVICE void add_chunk(const RawPair<F>& raw, int chunk,
   const uint32_t one = power_pair<T>(0);
   const uint32_t ones[4] = {one, one, one, one};
   const int t = lane_id() % 4;
+  float products[kTiles][4];  // since the last scale
+  float totals[kTiles][4];    // of the activations, the same in all rows
 #pragma unroll
   for (int w = 0; w < F::kGroups; ++w) {
     uint32_t a[2][kOperands][4];
@@ -197,25 +199,25 @@ LLMSERVE_DEVICE void add_chunk(const RawPair<F>& raw, int chunk,
       } else {
         columns.load8(tile, group + 8 * t, x);
       }
-      float products[4];
-      float totals[4];  // of the activations, the same in all rows
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        if (h == 0 || F::kHalves) {
+        if (F::kHalves || (h == 0 && (w == 0 || !F::kIsRowScaled))) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) products[i] = totals[i] = 0.0f;
+          for (int i = 0; i < 4; ++i) products[tile][i] = totals[tile][i] = 0.0f;
         }
 #pragma unroll
-        for (int i = 0; i < kOperands; ++i) multiply_half<T>(products, a[0][i], a[1][i], x, h);
-        if constexpr (F::kIsInteger) multiply_half<T>(totals, ones, ones, x, h);
-        if (h == 1 || F::kHalves) {
+        for (int i = 0; i < kOperands; ++i) {
+          multiply_half<T>(products[tile], a[0][i], a[1][i], x, h);
+        }
+        if constexpr (F::kIsInteger) multiply_half<T>(totals[tile], ones, ones, x, h);
+        if (F::kHalves || (h == 1 && (w == F::kGroups - 1 || !F::kIsRowScaled))) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const Affine& f = affine[i / 2][F::kHalves ? h : 0];
-            sums[tile][i] = fmaf(f.scale, products[i], sums[tile][i]);
+            sums[tile][i] = fmaf(f.scale, products[tile][i], sums[tile][i]);
             if constexpr (F::kIsInteger) {
               const float shift = fmaf(-F::template kBase<T>, f.scale, f.shift);
-              sums[tile][i] = fmaf(shift, totals[i % 2], sums[tile][i]);
+              sums[tile][i] = fmaf(shift, totals[tile][i % 2], sums[tile][i]);
             }
           }
         }
