@@ -71,6 +71,13 @@ class LlamaCpp:
         jobs = str(os.cpu_count() or 1)
         run_logged(["cmake", "--build", build, "-j", jobs, "--target", *_TARGETS], log)
 
+    def install_tool(self, context: Context, name: str) -> None:
+        """Builds one more program of the tree, beside those that install() has built."""
+        root = self._root(context)
+        jobs = str(os.cpu_count() or 1)
+        argv: list[str | Path] = ["cmake", "--build", root / "build", "-j", jobs, "--target", name]
+        once(root / f"{name}.stamp", lambda: run_logged(argv, root / "build.log"))
+
     def binary(self, context: Context, name: str) -> Path:
         return self._root(context) / "build" / "bin" / name
 

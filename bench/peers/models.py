@@ -79,19 +79,24 @@ class ModelStore:
     def files(self, name: str) -> ModelFiles:
         """`name`: q4_k_m, q8_0, bf16, qwen3-q8_0 or qwen3-q4_k. Raises RuntimeError."""
         if name == "q4_k_m":
-            return ModelFiles(name, self._demo_copy(), self._demo_folder(), is_quantized=True)
+            return ModelFiles(name, self.gguf(name), self._demo_folder(), is_quantized=True)
         if name == "bf16":
-            return ModelFiles(name, self._demo_bf16(), self._demo_folder(), is_quantized=False)
+            return ModelFiles(name, self.gguf(name), self._demo_folder(), is_quantized=False)
+        return ModelFiles(name, self.gguf(name), None, is_quantized=True)
+
+    def gguf(self, name: str) -> Path:
+        """The GGUF file alone, for which llama.cpp's tools suffice; also f32, which files() lacks:
+        the numbers of q4_k_m as they are, in float32."""
+        if name == "q4_k_m":
+            return self._demo_copy()
+        if name == "bf16":
+            return self._demo_bf16()
+        if name == "f32":
+            return self._dequantized("F32")
         if name == "q8_0":
-            path = self._quantized("demo-q8_0.gguf", self._demo_bf16(), "Q8_0")
-            return ModelFiles(name, path, None, is_quantized=True)
+            return self._quantized("demo-q8_0.gguf", self._demo_bf16(), "Q8_0")
         kind = {"qwen3-q8_0": "Q8_0", "qwen3-q4_k": "Q4_K_S"}[name]
-        return ModelFiles(
-            name,
-            self._quantized(f"{name}.gguf", self._qwen3_bf16(), kind),
-            None,
-            is_quantized=True,
-        )
+        return self._quantized(f"{name}.gguf", self._qwen3_bf16(), kind)
 
     def _demo_copy(self) -> Path:
         """PSS would count a file by halves that somebody else's server has mapped too."""
@@ -106,8 +111,11 @@ class ModelStore:
         return folder
 
     def _demo_bf16(self) -> Path:
-        path = self._folder / "demo-bf16.gguf"
-        self._make(path, [self._tools.quantize, "--allow-requantize", self._demo, path, "BF16"])
+        return self._dequantized("BF16")
+
+    def _dequantized(self, kind: str) -> Path:
+        path = self._folder / f"demo-{kind.lower()}.gguf"
+        self._make(path, [self._tools.quantize, "--allow-requantize", self._demo, path, kind])
         return path
 
     def _qwen3_bf16(self) -> Path:
