@@ -117,7 +117,10 @@ __global__ void __launch_bounds__(PrefillShape<Cache, kHeadDim>::kThreads)
       find_query_tile<Shape::kRows>(args, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (tile.first_row >= tile.num_rows) return;
   if (tile.num_queries == 1 && tile.seq < args.num_seqs) return;  // attention_decode's
-  LLMSERVE_SHARED(int, kept, 3);  // for the end, as registers are short in between
+  // For the end, in the padding of the first row, as registers are short in between and as head_dim
+  // 256 fills the shared memory that a block of sm_89 has, to the last byte.
+  static_assert((Shape::kQueryPitch - kHeadDim) * sizeof(half) >= 3 * sizeof(int));
+  const Shared<int> kept = (queries + kHeadDim).template as<int>();
   if (threadIdx.x == 0) {
     kept[0] = tile.first_token;
     kept[1] = tile.first_row;
