@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,10 +103,6 @@ class CUDARunner:
             if self._kernels.device.type == "cuda":
                 torch.cuda.empty_cache()
             raise StepOutOfMemoryError(str(error)) from error
-
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Drops all state of sequences; those that are not held are no error."""
-        self._sequences.forget(request_ids)
 
     def probe(self) -> None:
         """A forward pass of one token on the null block; raises if the device cannot compute."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from transformers import PreTrainedModel
 
 from llmserve.core import NewSequence, SamplingParams, StepPlan
@@ -17,6 +18,7 @@ from tests.cuda.cuda_engine import CUDAEngine, ReplayingRecorder
 from tests.golden import reference
 from tests.golden.tiny_engine import TinyEngine, make_prompts
 from tests.make_checkpoints import ARCHITECTURES, make_model, save_checkpoint
+from tests.make_gguf import save_gguf
 
 NUM_TOKENS = 4
 VOCAB_SIZE = 96
@@ -123,6 +125,20 @@ def test_narrow_types_give_tokens(
 
     assert [len(output.token_ids) for output in outputs] == [3, 3]
     assert all(score.logprob <= 0.0 for output in outputs for score in output.logprobs)
+
+
+def test_quantised_weights_give_the_tokens_of_the_cpu(
+    tmp_path: Path, checkpoint: Callable[[str], Checkpoint], cuda_module: Any, device: torch.device
+) -> None:
+    model, _ = checkpoint("qwen3")
+    path = tmp_path / "m.gguf"
+    save_gguf(model, path, "qwen3", quantization=GGMLQuantizationType.Q8_0)
+    cpu = TinyEngine(path, cache={"kv_cache_dtype": "float32"}, max_model_len=64)
+    engine = CUDAEngine(path, cuda_module, device)
+
+    (output,) = engine.generate(PROMPTS[:1], 3)
+
+    assert output.token_ids == cpu.generate(PROMPTS[:1], 3)[0].token_ids
 
 
 def test_probe_computes_and_leaves_no_trace(
