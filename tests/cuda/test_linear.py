@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmserve.errors import StartupError
 from llmserve.kernels import GGMLType, Weight
 from llmserve.kernels.cuda.linear import (
     DeviceWeights,
@@ -367,8 +368,8 @@ def test_groups_that_no_format_holds_are_refused(device: torch.device) -> None:
     scales = torch.ones(4, 4)
     codes = torch.zeros(4, 64, dtype=torch.int8)
 
-    with pytest.raises(ValueError, match="groups of 16 columns"):
+    with pytest.raises(StartupError, match="groups of 16 columns"):
         place(Int8Weight(codes, scales), device)
     floats = torch.from_numpy(np.zeros((4, 64), np.uint8)).view(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match="tiles of 64 columns"):
+    with pytest.raises(StartupError, match="tiles of 64 columns"):
         place(FP8Weight(floats, torch.ones(1, 1), (4, 64)), device)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from llmserve.core.ggml import GGMLType
+from llmserve.errors import StartupError
 from llmserve.kernels.checks import describe
 from llmserve.kernels.cuda.checks import check, stream_of
 from llmserve.kernels.cuda.packing import (
@@ -96,9 +97,15 @@ def upload(
     device: torch.device,
     copy: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> DeviceMatrix:
-    """The matrix on the device, in its layout. copy(target, source) brings bytes there."""
+    """The matrix on the device, in its layout. copy(target, source) brings bytes there.
+
+    Raises StartupError for groups or tiles of a checkpoint that no format holds.
+    """
     if not isinstance(weight, Weight):
-        return pack_checkpoint_weight(weight.to(device))
+        try:
+            return pack_checkpoint_weight(weight.to(device))
+        except ValueError as error:
+            raise StartupError(f"a quantised matrix has no form on this device: {error}") from error
     if weight.is_packed:
         raise ValueError("the matrix is packed for the CPU")
     raw = torch.empty(weight.data.shape, dtype=torch.uint8, device=device)
