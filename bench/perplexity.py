@@ -4,7 +4,8 @@ The text is cut into chunks of 512 tokens. Each is a sequence of its own whose f
 replaced by BOS, and the predictions of its second half count. That is what llama-perplexity does,
 which is built and run for the one figure; for the other llmserve's decoder runs over the same
 chunks, with weights packed as the server packs them, and its logits become log-probabilities in
-float64. Both keep K and V in float16.
+float64. Caches have each program's default type: float16 in llama.cpp, here float16 beside
+quantised weights and else the weights' type.
 
 bench/opticks.txt, the text, is public domain: 3,230 words of Query 31 of Isaac Newton's Opticks,
 fourth edition of 1730.
@@ -51,7 +52,6 @@ NAMES = ("q4_k_m", "q8_0", "bf16", "f32")
 TEXT = Path(__file__).with_name("opticks.txt")
 # Positions whose logits are held at once: a row of them has a megabyte, two in float64.
 _SLICE = 16
-_SEQUENCE_ID = "chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class OwnModel:
     def losses(self, chunk: list[int]) -> Iterator[float]:
         """Of the chunk's predictions that count."""
         sampling = SamplingParams(temperature=0.0)
-        self._rows.add(NewSequence(_SEQUENCE_ID, chunk, len(chunk), sampling, self._tables))
-        batch = self._rows.build(StepPlan([_SEQUENCE_ID], [0], [len(chunk)], [False]))
-        self._rows.release(_SEQUENCE_ID)
+        self._rows.add(NewSequence("chunk", chunk, len(chunk), sampling, self._tables))
+        batch = self._rows.build(StepPlan(["chunk"], [0], [len(chunk)], [False]))
+        self._rows.release("chunk")
         positions = counted_positions(len(chunk))
         with torch.inference_mode():
             hidden = self._decoder.forward(batch.forward, self._kv.layers)
