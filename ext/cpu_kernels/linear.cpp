@@ -14,6 +14,10 @@ namespace llmserve {
 namespace {
 
 constexpr int64_t kChunkCols = 256;
+// Steps of quantised activations: with more, the sum of a group could exceed 32 bits.
+constexpr float kMaxQuant = 32767.0f;
+constexpr float kMaxByteQuant = 127.0f;
+
 constexpr int kBFloat16 = 30;  // number of the ggml type
 
 // Work that is worth waking a thread for, in multiply-adds and in bytes of weights.
@@ -35,6 +39,19 @@ const LinearKernels& kernels() {
   return kLinearPortable;
 }
 
+// Null if the CPU has no such instructions, or a part is not as they need it.
+const ByteKernels* byte_kernels(const LinearPart* parts, int64_t num_parts) {
+#if defined(__x86_64__)
+  if (get_instruction_set() < InstructionSet::kAvx512Vnni) return nullptr;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    if (!(parts[i].type & kByteActivations) || !(parts[i].type & kPacked)) return nullptr;
+  }
+  return &kBytesAvx512Vnni;
+#else
+  return nullptr;
+#endif
+}
+
 // Null if the CPU has no such instructions.
 const BFloat16Kernels* bfloat16_kernels() {
 #if defined(__x86_64__)
@@ -50,7 +67,7 @@ struct BlockSize {
 };
 
 BlockSize block_size(int type) {
-  switch (type & ~kPacked) {
+  switch (type & kTypeMask) {
     case 0:
       return {1, 4};
     case 1:
@@ -109,42 +126,52 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
     num_rows += parts[i].num_rows;
     num_tiles += divide_up(parts[i].num_rows, k.tile_rows);
     has_quantized |= block_size(static_cast<int>(parts[i].type)).num_cols > 1;
-    has_bfloat16 |= parts[i].type == kBFloat16;
+    has_bfloat16 |= (parts[i].type & kTypeMask) == kBFloat16;
   }
   const BFloat16Kernels* bfloat16 = has_bfloat16 ? bfloat16_kernels() : nullptr;
+  const int64_t num_chunks = divide_up(num_cols, kChunkCols);
+  const int64_t grain = divide_up(kMinQuantized, num_cols + 1);
+  const ByteKernels* bytes = byte_kernels(parts, num_parts);
   ActivationChunk* chunks = nullptr;
-  if (has_quantized) {
+  ByteChunk* byte_chunks = nullptr;
+  if (bytes) {
+    byte_chunks = scratch<ByteChunk>(static_cast<size_t>(num_chunks * num_tokens));
+    parallel_for(num_tokens, grain, [&](int64_t begin, int64_t end) {
+      bytes->quantize(x, num_cols, num_tokens, begin, end, byte_chunks);
+    });
+  } else if (has_quantized) {
     const int64_t chunk_tokens = padded_tokens(num_tokens);
-    const int64_t num_chunks = divide_up(num_cols, kChunkCols);
     chunks = scratch<ActivationChunk>(static_cast<size_t>(num_chunks * chunk_tokens));
     for (int64_t i = 0; i < num_chunks && num_tokens < chunk_tokens; ++i) {
       for (int64_t t = num_tokens; t < chunk_tokens; ++t) chunks[i * chunk_tokens + t] = {};
     }
-    parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
-                 [&](int64_t begin, int64_t end) {
-                   k.quantize(x, num_cols, chunk_tokens, begin, end, chunks);
-                 });
+    const float max_quant = parts[0].type & kByteActivations ? kMaxByteQuant : kMaxQuant;
+    parallel_for(num_tokens, grain, [&](int64_t begin, int64_t end) {
+      k.quantize(x, num_cols, max_quant, chunk_tokens, begin, end, chunks);
+    });
   }
   uint16_t* x_bfloat16 = nullptr;
   if (bfloat16) {
     x_bfloat16 = scratch<uint16_t>(static_cast<size_t>(bfloat16_stride(num_cols) * num_tokens));
-    parallel_for(num_tokens, divide_up(kMinQuantized, num_cols + 1),
-                 [&](int64_t begin, int64_t end) {
-                   bfloat16->round(x, num_cols, begin, end, x_bfloat16);
-                 });
+    parallel_for(num_tokens, grain, [&](int64_t begin, int64_t end) {
+      bfloat16->round(x, num_cols, begin, end, x_bfloat16);
+    });
   }
   const int64_t tile_cost = k.tile_rows * (num_cols + 1) * num_tokens;
   parallel_for(num_tiles, divide_up(kMinMultiplies, tile_cost), [&](int64_t begin, int64_t end) {
     float* part_out = out;
     for (int64_t i = 0; i < num_parts; ++i) {
       const LinearPart& part = parts[i];
-      const Matrix weight{part.data, static_cast<int>(part.type), part.num_rows, num_cols};
+      const Matrix weight{part.data, static_cast<int>(part.type) & ~kByteActivations,
+                          part.num_rows, num_cols};
       const int64_t tiles = divide_up(part.num_rows, k.tile_rows);
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, tiles);
       if (first < last) {
-        const auto multiply =
-            bfloat16 && part.type == kBFloat16 ? bfloat16->multiply : k.multiply;
-        multiply({x, chunks, x_bfloat16, weight, part.bias, part_out, num_rows, num_tokens},
+        const auto multiply = bytes                                      ? bytes->multiply
+                              : bfloat16 && weight.type == kBFloat16 ? bfloat16->multiply
+                                                                         : k.multiply;
+        multiply({x, chunks, byte_chunks, x_bfloat16, weight, part.bias, part_out, num_rows,
+                  num_tokens},
                  first * k.tile_rows, std::min(last * k.tile_rows, part.num_rows));
       }
       begin -= tiles;

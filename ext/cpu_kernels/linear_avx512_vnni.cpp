@@ -47,16 +47,22 @@ struct Isa : Avx512 {
     return (I32x16)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights,
                                        _mm512_set1_epi32(activations));
   }
+
+  static LLMSERVE_INLINE I32x16 add_quads(I32x16 sums, U8x64 weights, int32_t activations) {
+    return (I32x16)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights,
+                                       _mm512_set1_epi32(activations));
+  }
 };
 
 }  // namespace
 }  // namespace llmserve
 
-#include "llmserve/linear_body.h"
+#include "llmserve/linear_bytes.h"
 
 namespace llmserve {
 
 const LinearKernels kLinearAvx512Vnni = {kTileRows, quantize, multiply, dequantize_row};
+const ByteKernels kBytesAvx512Vnni = {quantize_bytes, multiply_bytes};
 
 }  // namespace llmserve
 

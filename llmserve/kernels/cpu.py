@@ -51,9 +51,14 @@ class CPUKernels:
         return vector
 
     def prepare_weights(
-        self, weights: Sequence[Weight | PackedWeight], biases: Sequence[torch.Tensor | None]
+        self,
+        weights: Sequence[Weight | PackedWeight],
+        biases: Sequence[torch.Tensor | None],
+        *,
+        is_output: bool = False,
     ) -> StackedWeights:
-        return StackedWeights([self.upload(weight) for weight in weights], biases)
+        uploaded = [self.upload(weight) for weight in weights]
+        return StackedWeights(uploaded, biases, activation_bits=8 if is_output else 16)
 
     def finish_uploads(self) -> None:
         """Nothing is uploaded."""

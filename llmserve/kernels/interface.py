@@ -128,10 +128,13 @@ class Kernels(Protocol):
         self,
         weights: Sequence[Weight | PackedWeight | Matrix],
         biases: Sequence[torch.Tensor | None],
+        *,
+        is_output: bool = False,
     ) -> PreparedWeights:
         """Matrices one below the other, for products. What is not uploaded yet is now.
 
-        The result has num_rows and num_cols.
+        is_output: the products are logits, which no other layer multiplies again. The result has
+        num_rows and num_cols.
         """
         ...
 

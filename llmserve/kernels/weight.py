@@ -19,7 +19,9 @@ _TORCH_TYPES = {
     torch.float16: GGMLType.F16,
     torch.bfloat16: GGMLType.BF16,
 }
-_PACKED = 0x100  # as kPacked in ext/include/llmserve/linear.h
+# As kPacked and kByteActivations in ext/include/llmserve/linear.h.
+_PACKED = 0x100
+_BYTE_ACTIVATIONS = 0x200
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,17 @@ class Weight:
 class StackedWeights:
     """Matrices one below the other, with the same columns, and a bias for each or None.
 
-    biases: float32 [num_rows] of the matrix. Raises ValueError for what does not fit together.
+    biases: float32 [num_rows] of the matrix. activation_bits: 8 or 16, to which the CPU's kernels
+    round activations before they meet quantised weights. Raises ValueError for what does not fit
+    together.
     """
 
-    def __init__(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[torch.Tensor | None],
+        activation_bits: int = 16,
+    ) -> None:
         self.parts = tuple(zip(weights, biases, strict=True))
         self.num_cols = weights[0].num_cols
         self.num_rows = sum(weight.num_rows for weight in weights)
@@ -82,7 +91,7 @@ class StackedWeights:
             [
                 [
                     weight.data.data_ptr(),
-                    weight.layout,
+                    weight.layout | (_BYTE_ACTIVATIONS if activation_bits == 8 else 0),
                     weight.num_rows,
                     weight.num_cols,
                     0 if bias is None else bias.data_ptr(),

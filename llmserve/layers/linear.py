@@ -32,9 +32,12 @@ class Linear:
         biases: Sequence[torch.Tensor | None],
         scratch: Scratch,
         role: str,
+        *,
+        is_output: bool = False,
     ) -> None:
+        """is_output: the result is logits, which no other layer reads."""
         self._kernels = kernels
-        self.weights = kernels.prepare_weights(weights, biases)
+        self.weights = kernels.prepare_weights(weights, biases, is_output=is_output)
         self._scratch = scratch
         self._role = role
         self.num_cols: int = self.weights.num_cols

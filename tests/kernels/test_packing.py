@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,12 @@ from llmserve.kernels import (
     stacked_linear,
 )
 from llmserve.kernels.huge_pages import HugePages
-from tests.kernels.weight_builders import constant_weight, random_weight, values_of
+from tests.kernels.weight_builders import (
+    constant_weight,
+    quantized_activations,
+    random_weight,
+    values_of,
+)
 
 if HAS_EXT:
     from llmserve import _cpu_kernels
@@ -48,6 +54,11 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
 def kept(weight: Weight) -> Weight:
     num_bytes = kept_bytes(weight.type, weight.num_rows, weight.num_cols)
     return keep(weight, HugePages(HugePages.size_of(num_bytes)))
+
+
+def byte_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    weights = StackedWeights([weight], [None], activation_bits=8)
+    return stacked_linear(x, weights, torch.empty(len(x), weight.num_rows))
 
 
 def col_counts(type: GGMLType) -> list[int]:
@@ -93,6 +104,37 @@ def test_extreme_blocks_keep_their_values(type: GGMLType, byte: int) -> None:
     assert torch.equal(dequantize(kept(weight)), torch.from_numpy(values_of(weight)))
     x = torch.tensor([1.0, -1.0])[torch.arange(512) % 2].repeat(3, 1)
     assert torch.equal(linear(x, kept(weight)), linear(x, weight))
+
+
+@needs_ext
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
+def test_products_with_activations_of_8_bits_are_those_of_rounded_ones(type: GGMLType) -> None:
+    for num_rows, num_tokens in [(1, 1), (40, 3), (17, 8), (33, 27)]:
+        weight = random_weight(type, num_rows, 512)
+        x = torch.randn(num_tokens, 512, generator=torch.Generator().manual_seed(1))
+
+        y = byte_products(x, weight)
+
+        assert torch.equal(byte_products(x, kept(weight)), y)
+        alone = [byte_products(x[i : i + 1].clone(), kept(weight)) for i in range(num_tokens)]
+        assert torch.equal(torch.cat(alone), y)
+        rounded = quantized_activations(x, steps=127)
+        values = values_of(weight).astype(np.float64)
+        magnitudes = np.abs(rounded) @ np.abs(values).T
+        error = np.abs(y.double().numpy() - rounded @ values.T)
+        assert (error <= 1e-6 * magnitudes + 1e-6 * magnitudes.max()).all()
+
+
+@needs_ext
+@pytest.mark.parametrize("byte", [0x00, 0x80, 0xFF])
+@pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
+def test_largest_numbers_of_8_bits_do_not_overflow(type: GGMLType, byte: int) -> None:
+    weight = constant_weight(type, byte, 18, 512)
+    x = torch.stack([torch.ones(512), -torch.ones(512)])
+
+    assert torch.equal(byte_products(x, kept(weight)), byte_products(x, weight))
+    expected = x.double().numpy() @ values_of(weight).astype(np.float64).T
+    np.testing.assert_allclose(byte_products(x, weight).numpy(), expected, rtol=1e-6)
 
 
 def test_packed_and_stored_matrices_stack() -> None:

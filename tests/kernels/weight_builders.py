@@ -63,14 +63,13 @@ def values_of(weight: Weight) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def quantized_activations(x: torch.Tensor) -> Doubles:
-    """x in groups of 32 columns rounded to 32,767ths of the largest magnitude, in float32."""
+def quantized_activations(x: torch.Tensor, steps: int = 32767) -> Doubles:
+    """x in groups of 32 columns, rounded to so many steps up to the largest, in float32."""
     groups = x.numpy().reshape(len(x), -1, 32)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
-    steps = np.float32(32767)
-    inverse = np.divide(steps, largest, out=np.zeros_like(largest), where=largest > 0)
+    inverse = np.divide(np.float32(steps), largest, out=np.zeros_like(largest), where=largest > 0)
     quants = np.rint(groups * inverse).astype(np.float64)
-    return (quants * (largest / steps)).reshape(x.shape)
+    return (quants * (largest / np.float32(steps))).reshape(x.shape)
 
 
 def _blocks(type: GGMLType, num_rows: int, num_cols: int) -> npt.NDArray[np.uint8]:

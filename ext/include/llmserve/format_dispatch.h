@@ -11,11 +11,11 @@ struct Float32;
 struct Float16;
 struct BFloat16;
 
-// Calls f.quantized<Format>() or f.floating<Format>() for the number of a ggml type, packed or
-// not.
+// Calls f.quantized<Format>() or f.floating<Format>() for the number of a ggml type, with or
+// without the flags of linear.h.
 template <typename F>
 LLMSERVE_INLINE void dispatch(int type, F f) {
-  switch (type & ~kPacked) {
+  switch (type & kTypeMask) {
     case 0:
       return f.template floating<Float32>();
     case 1:

@@ -8,6 +8,9 @@ namespace llmserve {
 
 // Added to the number of a quantised type: the matrix is packed, as pack() makes it.
 constexpr int kPacked = 0x100;
+// Added to the types of all parts of a product: activations are quantised to 8 bits, not to 16.
+constexpr int kByteActivations = 0x200;
+constexpr int kTypeMask = 0xff;
 constexpr int kPackedRows = 16;  // of a tile
 
 struct Matrix {
@@ -52,12 +55,20 @@ void dequantize(const Matrix& weight, float* out);
 // 8 bits are not enough: the largest activations of a model hide the others of their group, which
 // leaves logits of Gemma 3 270M at a cosine of 0.88 in the worst position; 11 bits give 0.9995.
 struct ActivationChunk {
-  // The even columns of a group, then the odd ones, in [-kMaxActivation, kMaxActivation]. A pair of
+  // The even columns of a group, then the odd ones, in [-32767, 32767]. A pair of
   // neighbours meets the even or the odd bytes of four columns of weights.
   alignas(64) int16_t quants[8][32];
   float scale[8];
   float scaled_sum[8];  // sum of the group's values
   int32_t sums[8][2];   // sums of the quants of the halves of a group
+};
+
+// The same in 8 bits, in the order of the columns, for products of bytes.
+struct ByteChunk {
+  alignas(64) int8_t quants[8][32];
+  float scale[8];
+  float scaled_sum[8];
+  int32_t sums[8][2];
 };
 
 // Tokens for which activations are quantised: kernels for few tokens come for some counts only, and
@@ -70,6 +81,7 @@ struct LinearArgs {
   const float* x;
   // [num_chunks][padded_tokens(num_tokens)], if the weight's type is quantised
   const ActivationChunk* chunks;
+  const ByteChunk* byte_chunks;  // [num_chunks][num_tokens], for ByteKernels
   const uint16_t* x_bfloat16;     // [num_tokens][bfloat16_stride(num_cols)], for BFloat16Kernels
   Matrix weight;
   const float* bias;
@@ -81,12 +93,22 @@ struct LinearArgs {
 // What each instruction set provides.
 struct LinearKernels {
   int tile_rows;  // rows of the weight that are computed together
-  // Quantises tokens [begin, end) of x [.., num_cols]; chunks: [num_chunks][chunk_tokens].
-  void (*quantize)(const float* x, int64_t num_cols, int64_t chunk_tokens, int64_t begin,
-                   int64_t end, ActivationChunk* chunks);
+  // Quantises tokens [begin, end) of x [.., num_cols] to [-max_quant, max_quant];
+  // chunks: [num_chunks][chunk_tokens].
+  void (*quantize)(const float* x, int64_t num_cols, float max_quant, int64_t chunk_tokens,
+                   int64_t begin, int64_t end, ActivationChunk* chunks);
   // Computes all tokens for rows [begin, end) of the weight; begin is a multiple of tile_rows.
   void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
   void (*dequantize_row)(const Matrix& weight, int64_t row, float* out);
+};
+
+// What an instruction set with products of bytes provides beside them, for packed weights. Outputs
+// have the bits that LinearKernels give from activations of 8 bits.
+struct ByteKernels {
+  void (*quantize)(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin, int64_t end,
+                   ByteChunk* chunks);
+  // As LinearKernels::multiply.
+  void (*multiply)(const LinearArgs& args, int64_t begin, int64_t end);
 };
 
 // What an instruction set with products of bfloat16 provides beside them, for such weights.
@@ -105,6 +127,7 @@ extern const LinearKernels kLinearPortable;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512Vnni;
+extern const ByteKernels kBytesAvx512Vnni;
 extern const BFloat16Kernels kBFloat16Avx512;  // tiles as those of kLinearAvx512Vnni
 #endif
 

@@ -7,11 +7,10 @@
 namespace llmserve {
 namespace {
 
-// With it a group's sum, of 16 products of sub * quant up to 4096 or of 32 of quants up to 255,
-// stays below 2^31.
-constexpr float kMaxActivation = 32767.0f;
-
-LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int g) {
+// To max_quant steps on either side of 0, at most 32767: then a group's sum, of 16 products of
+// sub * quant up to 4096 or of 32 of quants up to 255, stays below 2^31.
+LLMSERVE_INLINE void quantize_group(const float* x, float max_quant, ActivationChunk& chunk,
+                                    int g) {
   F32x8 v[4];
   I32x8 max_bits = {};
   for (int i = 0; i < 4; ++i) {
@@ -23,8 +22,8 @@ LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int 
   const auto max_abs = load<float>(&bits);
   // The inverse of smaller numbers could overflow, and that of a NaN or an infinity is no use: such
   // groups get quants of 0. The scale of the latter makes the outputs NaN nevertheless.
-  const float inverse = max_abs > 1e-33f ? kMaxActivation / max_abs : 0.0f;
-  const float scale = max_abs / kMaxActivation;
+  const float inverse = max_abs > 1e-33f ? max_quant / max_abs : 0.0f;
+  const float scale = max_abs / max_quant;
   // 1.5 * 2^23 has a last place of 1: adding it rounds to an integer, ties to even.
   constexpr float kRounder = 0x1.8p23f;
   constexpr int32_t kRounderBits = 0x4b400000;
@@ -44,11 +43,11 @@ LLMSERVE_INLINE void quantize_group(const float* x, ActivationChunk& chunk, int 
   chunk.scaled_sum[g] = scale * static_cast<float>(chunk.sums[g][0] + chunk.sums[g][1]);
 }
 
-inline void quantize(const float* x, int64_t num_cols, int64_t chunk_tokens, int64_t begin,
-                     int64_t end, ActivationChunk* chunks) {
+inline void quantize(const float* x, int64_t num_cols, float max_quant, int64_t chunk_tokens,
+                     int64_t begin, int64_t end, ActivationChunk* chunks) {
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t c = 0; c < num_cols; c += kGroup) {
-      quantize_group(x + t * num_cols + c, chunks[c / kChunk * chunk_tokens + t],
+      quantize_group(x + t * num_cols + c, max_quant, chunks[c / kChunk * chunk_tokens + t],
                      static_cast<int>(c % kChunk / kGroup));
     }
   }
@@ -57,8 +56,8 @@ inline void quantize(const float* x, int64_t num_cols, int64_t chunk_tokens, int
 // Adds a group to the totals of the rows of a tile. `sums` are the exact sums of
 // sub * (quant - kOffset) * activation, of the halves for formats with subscales, else of the whole
 // group.
-template <class Format, int kRows, typename Floats, typename Ints>
-LLMSERVE_INLINE Floats add_group(const TileScales<kRows>& tile, int g, const ActivationChunk& chunk,
+template <class Format, int kRows, typename Chunk, typename Floats, typename Ints>
+LLMSERVE_INLINE Floats add_group(const TileScales<kRows>& tile, int g, const Chunk& chunk,
                                  const Ints* sums, Floats total) {
   const auto scale = load<Floats>(tile.scale[g]) * splat<Floats>(chunk.scale[g]);
   for (int half = 0; half < (Format::kHasSubscales ? 2 : 1); ++half) {

@@ -56,7 +56,10 @@ class CUDAKernels:
         self,
         weights: Sequence[Weight | PackedWeight | DeviceMatrix],
         biases: Sequence[torch.Tensor | None],
+        *,
+        is_output: bool = False,
     ) -> DeviceWeights:
+        """All products are alike here: activations are not rounded."""
         matrices = [w if isinstance(w, DeviceMatrix) else self.upload(w) for w in weights]
         there = [None if bias is None else self.upload_vector(bias) for bias in biases]
         return DeviceWeights(matrices, there)
