@@ -159,5 +159,7 @@ class BuildExt(build_ext):
             raise CompileError(str(error)) from error
 
 
-ParallelCompile(default=2, max=2, needs_recompile=is_stale).install()
+# A machine with this many processors has the memory for as many compilers.
+JOBS = max(2, min(8, os.cpu_count() or 2))
+ParallelCompile(default=JOBS, needs_recompile=is_stale).install()
 setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt})

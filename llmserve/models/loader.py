@@ -32,11 +32,12 @@ from llmserve.models.weights import CheckpointWeights, DummyWeights, Weights
 
 
 def read_model(
-    files: ModelFiles, *, dtype: str, load_format: str, seed: int
+    files: ModelFiles, *, dtype: str, load_format: str, seed: int, device: str = "cpu"
 ) -> tuple[DecoderConfig, Weights]:
     """The model's configuration and its weights, opened but not read.
 
-    dtype, load_format, seed: as the settings of the same name. Raises StartupError.
+    dtype, load_format, seed: as the settings of the same name. device: where dummy weights are
+    made. Raises StartupError.
     """
     if files.gguf is not None:
         config = read_gguf_config(files.gguf)
@@ -44,7 +45,7 @@ def read_model(
     quantization = read_quantization(files.config)
     config = read_hf_config(files.config)
     if load_format == "dummy":
-        return config, DummyWeights(config, _dummy_dtype(files, dtype), seed)
+        return config, DummyWeights(config, _dummy_dtype(files, dtype), seed, device)
     if files.safetensors is None:
         raise StartupError(f"{files.path} holds no weights")
     return config, CheckpointWeights.from_safetensors(

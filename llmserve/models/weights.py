@@ -268,14 +268,18 @@ class CheckpointWeights:
 
 
 class DummyWeights:
-    """Random weights from a seed: each parameter's depend on the seed and its name alone."""
+    """Random weights from a seed: each parameter's depend on the seed and its name alone.
 
-    def __init__(self, config: DecoderConfig, dtype: str, seed: int) -> None:
+    They are made where the model runs, which gives a GPU other values than the CPU.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: str, seed: int, device: str = "cpu") -> None:
         self._config = config
         self._dtype = _DTYPES[dtype]
         self.kv_dtype = dtype
         self.act_dtype = dtype
         self._seed = seed
+        self._device = device
         self.num_bytes = 0
 
     def keep_in_memory(self) -> None:
@@ -290,7 +294,9 @@ class DummyWeights:
     def matrix(
         self, parameter: str, num_rows: int, num_cols: int, layer: int | None = None
     ) -> Weight:
-        values = self._normal(f"{parameter} {layer}", num_rows, num_cols)
+        # The CPU draws in float32, whatever the type; a GPU would need the memory twice.
+        dtype = torch.float32 if self._device == "cpu" else self._dtype
+        values = self._normal(f"{parameter} {layer}", (num_rows, num_cols), dtype)
         weight = Weight.from_tensor(values.to(self._dtype))
         self.num_bytes += weight.data.numel()
         return weight
@@ -299,14 +305,16 @@ class DummyWeights:
         return torch.full((size,), 1.0 - self._config.norm_weight_offset)
 
     def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
-        return self._normal(f"{parameter} bias {layer}", size)
+        return self._normal(f"{parameter} bias {layer}", (size,), torch.float32)
 
     def check_all_used(self) -> None:
         """Nothing is stored, so nothing is left over."""
 
-    def _normal(self, name: str, *shape: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        return torch.empty(shape).normal_(0.0, _DUMMY_STD, generator=generator)
+    def _normal(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator(self._device)
+        generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=dtype, device=self._device)
+        return values.normal_(0.0, _DUMMY_STD, generator=generator)
 
 
 def _name(dtype: torch.dtype) -> str:

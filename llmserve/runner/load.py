@@ -71,6 +71,7 @@ def load_runner(files: ModelFiles, config: ServerConfig) -> LoadedRunner:
         dtype=config.model.dtype,
         load_format=config.model.load_format,
         seed=config.model.seed or 0,
+        device="cuda" if config.runner.device == "cuda" else "cpu",
     )
     runner: ModelRunner | CUDARunner
     if config.runner.device == "cuda":

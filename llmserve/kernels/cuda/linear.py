@@ -97,7 +97,8 @@ def upload(
     device: torch.device,
     copy: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> DeviceMatrix:
-    """The matrix on the device, in its layout. copy(target, source) brings bytes there.
+    """The matrix on the device, in its layout. copy(target, source) brings bytes there;
+    those of a matrix that is there already stay.
 
     Raises StartupError for groups or tiles of a checkpoint that no format holds.
     """
@@ -108,6 +109,8 @@ def upload(
             raise StartupError(f"a quantised matrix has no form on this device: {error}") from error
     if weight.is_packed:
         raise ValueError("the matrix is packed for the CPU")
+    if weight.data.is_cuda:
+        return pack_weight(weight)
     raw = torch.empty(weight.data.shape, dtype=torch.uint8, device=device)
     copy(raw, weight.data)
     return pack_weight(Weight(raw, weight.type, weight.num_rows, weight.num_cols))
