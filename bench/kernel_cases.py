@@ -82,8 +82,8 @@ class Memory:
             part.copy_(pattern[: len(part)])
 
     def parts(self, num_bytes: int) -> list[torch.Tensor]:
-        """As many parts of that size as fit, aligned as the tensors of a GGUF file."""
-        step = -(-num_bytes // 32) * 32
+        """As many parts of that size as fit, aligned as weights in memory are."""
+        step = -(-num_bytes // 64) * 64
         starts = range(0, len(self.data) - num_bytes + 1, step)
         return [self.data[start : start + num_bytes] for start in starts]
 
@@ -97,7 +97,9 @@ def rotate(calls: list[Callable[[], object]]) -> Callable[[], object]:
 def largest_matrix_bytes(types: list[GGMLType]) -> int:
     shapes = [shape for model in MODELS for shape in model.matrices().values()]
     return max(
-        rows * type.row_bytes(padded_cols(type, cols)) for type in types for rows, cols in shapes
+        kernels.kept_bytes(type, rows, padded_cols(type, cols))
+        for type in types
+        for rows, cols in shapes
     )
 
 
@@ -117,19 +119,22 @@ def linear_cases(memory: Memory, types: list[GGMLType]) -> Iterator[Case]:
 
 def linear_case(memory: Memory, type: GGMLType, shape: tuple[int, int], num_tokens: int) -> Case:
     num_rows, num_cols = shape[0], padded_cols(type, shape[1])
-    row_bytes = type.row_bytes(num_cols)
+    num_bytes = kernels.kept_bytes(type, num_rows, num_cols)
     x, out = torch.randn(num_tokens, num_cols), torch.empty(num_tokens, num_rows)
 
     def call(data: torch.Tensor) -> Callable[[], object]:
-        weight = Weight(data.reshape(num_rows, row_bytes), type, num_rows, num_cols)
+        if type.is_quantized:
+            weight = Weight(data, type, num_rows, num_cols, is_packed=True)
+        else:
+            weight = Weight(data.reshape(num_rows, -1), type, num_rows, num_cols)
         return lambda: kernels.linear(x, weight, None, out)
 
     return Case(
         kernel=f"linear {type.name}",
         size=f"{num_rows} x {num_cols}",
         num_tokens=num_tokens,
-        run=rotate([call(part) for part in memory.parts(num_rows * row_bytes)]),
-        num_bytes=num_rows * row_bytes,
+        run=rotate([call(part) for part in memory.parts(num_bytes)]),
+        num_bytes=num_bytes,
         num_macs=num_tokens * num_rows * num_cols,
         macs="int16" if type.is_quantized else "float32",
         pages=memory.pages,
