@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from llmserve.kernels import NormParameters, RotaryParameters
-from llmserve.kernels.cuda import elementwise
+from llmserve.kernels.cuda import write_kv
 
 CACHE_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 ACT_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -134,7 +134,7 @@ def test_heads_are_normalised_rotated_and_stored(
     k = rotate(normalize(step.k, k_norm), step.positions, rotary)
     v, kv_before = step.v.double(), step.fused[:, NUM_HEADS * 64 :].clone()
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module,
         step.q,
         step.k,
@@ -179,7 +179,7 @@ def test_any_head_and_any_part_of_it_is_rotated(
     k = rotate(normalize(step.k, k_norm), step.positions, rotary)
     v = step.v.double()
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module,
         step.q,
         step.k,
@@ -203,7 +203,7 @@ def test_without_rotary_the_heads_are_stored_as_they_are(
     step = Step(device, 64, torch.bfloat16, torch.bfloat16)
     before = step.fused.clone()
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module, step.q, step.k, step.v, caches=step.caches, slot_mapping=step.slots
     )
 
@@ -222,7 +222,7 @@ def test_without_caches_q_and_k_are_rotated_in_place(
     k = rotate(step.k.double(), step.positions, rotary)
     v = step.v.clone()
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module,
         step.q,
         step.k,
@@ -244,7 +244,7 @@ def test_values_are_divided_by_the_scale_of_their_head(
     step = Step(device, 64, torch.bfloat16, cache)
     scales = (torch.tensor([0.25, 3.0], device=device), torch.tensor([1.5, 0.01], device=device))
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module,
         step.q,
         step.k,
@@ -269,7 +269,7 @@ def test_values_beyond_the_range_become_the_largest(
     step = Step(device, 64, torch.float32, cache)
     step.k[:, :, ::2], step.k[:, :, 1::2] = 1e6, -1e6
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module, step.q, step.k, step.v, caches=step.caches, slot_mapping=step.slots
     )
 
@@ -289,7 +289,7 @@ def test_slots_and_positions_outside_touch_nothing_else(
     k = rotate(step.k.double(), nearest, rotary)
     is_outside = step.slots >= NUM_BLOCKS * BLOCK_SIZE
 
-    elementwise.rotate_and_write_kv(
+    write_kv.rotate_and_write_kv(
         cuda_module,
         step.q,
         step.k,
@@ -316,7 +316,7 @@ def test_wrong_tensors_are_refused_before_the_kernel(
             "caches": step.caches,
             "slot_mapping": step.slots,
         }
-        elementwise.rotate_and_write_kv(cuda_module, **arguments | changes)
+        write_kv.rotate_and_write_kv(cuda_module, **arguments | changes)
 
     with pytest.raises(ValueError, match="slot_mapping must be contiguous"):
         write(slot_mapping=step.slots.int())

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 
 from llmserve.kernels.checks import describe
+from llmserve.kernels.layer_parameters import NormParameters
 
 # Numbered as DType in ext/include/llmserve/cuda/types.h.
 ACT_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -66,3 +67,13 @@ def row_strides(
     if x.dim() == 3:
         return strides[0], strides[1]
     return (strides[0], 0) if x.dim() == 2 else (0, 0)
+
+
+def norm_arguments(
+    name: str, norm: NormParameters | None, size: int, device: torch.device
+) -> tuple[int, float, float]:
+    """Address, eps and weight offset of a norm; zeros for None."""
+    if norm is None:
+        return 0, 0.0, 0.0
+    weight = check(f"{name}.weight", norm.weight, torch.float32, (size,), device)
+    return weight, norm.eps, norm.weight_offset

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmserve.kernels.cuda import attention, elementwise, linear, sampling
+from llmserve.kernels.cuda import attention, elementwise, linear, sampling, write_kv
 from llmserve.kernels.cuda.linear import DeviceWeights
 from llmserve.kernels.cuda.packing import DeviceMatrix
 from llmserve.kernels.cuda.transfer import WeightUploader, download, upload_bytes
@@ -119,7 +119,7 @@ class CUDAKernels:
         cache: Cache,
         inputs: StepInputs,
     ) -> None:
-        elementwise.rotate_and_write_kv(
+        write_kv.rotate_and_write_kv(
             self._module,
             q,
             k,
