@@ -7,6 +7,7 @@
 #     bench/gpu_check.sh --quick    nothing is built, a few tests are run
 #     bench/gpu_check.sh --tiny     without a GPU: the code of the figures too, over emulated kernels
 #
+# --out FOLDER, by default build/gpu_check, gets the figures of each table.
 # PYTHON names another python3.
 cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-python3}

@@ -43,11 +43,12 @@ SANITIZER_FAILS = "9"
 
 
 class Check:
-    """One run. folder: for what phases leave, emptied at first. is_quick: a few tests, nothing is
-    built. is_tiny: figures of the emulated kernels."""
+    """One run. folder: for what phases leave. is_quick: a few tests, nothing is built. is_tiny:
+    figures of the emulated kernels."""
 
     def __init__(self, folder: Path, *, is_quick: bool, is_tiny: bool) -> None:
         self._folder = folder
+        self._tables: list[Path] = []
         self._is_quick = is_quick
         self._is_tiny = is_tiny
         self._phases = Phases(TOTAL_S)
@@ -62,8 +63,7 @@ class Check:
     def run(self) -> int:
         """The exit status."""
         print(json.dumps(self._machine))
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         begin = time.monotonic()
         failed = []
         try:
@@ -76,7 +76,8 @@ class Check:
         except Exception as error:  # the figures so far are worth a line whatever happens
             failed = [f"check: {error}"]
         failed += self._phases.named(FAILED, TIMED_OUT)
-        print(json.dumps(self._summary(failed, time.monotonic() - begin)), flush=True)
+        summary = self._summary(failed, time.monotonic() - begin)
+        print(json.dumps(summary, separators=(",", ":")), flush=True)
         return 1 if failed else 0
 
     def _build(self) -> None:
@@ -145,13 +146,10 @@ class Check:
         self._run("sanitizer", command, 90.0, environment, excuses)
 
     def _figures(self, name: str, arguments: list[str], limit_s: float) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            *arguments,
-            "--figures",
-            str(self._folder / f"{name}.json"),
-        ]
+        table = self._folder / f"{name}.json"
+        table.unlink(missing_ok=True)
+        self._tables.append(table)
+        command = [sys.executable, "-m", *arguments, "--figures", str(table)]
         self._run(f"{name} figures", command, limit_s)
 
     def _pytest(self, name: str, arguments: list[str], limit_s: float) -> None:
@@ -171,7 +169,7 @@ class Check:
         self._phases.run(Phase(name, command, limit_s, variables, excuses or {}))
 
     def _summary(self, failed: list[str], seconds: float) -> dict[str, Any]:
-        tables = {path.stem: figures.read(path) for path in sorted(self._folder.glob("*.json"))}
+        tables = {path.stem: figures.read(path) for path in self._tables}
         missed = [
             f"{table}: {name}"
             for table, rows in tables.items()

@@ -104,7 +104,7 @@ def open_device(*, is_tiny: bool) -> Iterator[Device]:
             lambda dtype: CUDAKernels(module, cpu, dtype),
             module,
             _EmulatedMemory(),
-            ReplayingRecorder(),
+            ReplayingRecorder(cpu),
             0,
         )
 

@@ -113,9 +113,10 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 def _pass_on(process: subprocess.Popen[str], tail: deque[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        tail.append(line)
-        print(line, end="", flush=True)
+    with process.stdout:
+        for line in process.stdout:
+            tail.append(line)
+            print(line, end="", flush=True)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

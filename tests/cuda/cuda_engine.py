@@ -13,7 +13,7 @@ from llmserve.core import PendingStep, Request, SamplingParams, StepPlan
 from llmserve.files.model import open_model
 from llmserve.kernels.cuda.kernels import CUDAKernels
 from llmserve.models import build_decoder, read_model
-from llmserve.runner.cuda_graphs import Recorder
+from llmserve.runner.cuda_graphs import CUDARecorder, Recorder
 from llmserve.runner.cuda_runner import CUDARunner
 from llmserve.runner.memory import make_kv_spec
 from llmserve.scheduler import Scheduler
@@ -24,19 +24,25 @@ NUM_BLOCKS = 200
 
 
 class ReplayingRecorder:
-    """In place of CUDA graphs: what was recorded runs again, from the same memory."""
+    """CUDA graphs, counted; on the CPU, in their place, what was recorded runs again, from the same
+    memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.num_graphs = 0
         self.num_replays = 0
+        self._recorder = CUDARecorder() if device.type == "cuda" else None
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         self.num_graphs += 1
-        body()
+        if self._recorder is None:
+            body()
+            run = body
+        else:
+            run = self._recorder.record(body)
 
         def replay() -> None:
             self.num_replays += 1
-            body()
+            run()
 
         return replay
 

@@ -53,7 +53,7 @@ def test_tokens_equal_transformers(
 ) -> None:
     """Prompts in chunks, decodes through graphs, a prompt of which the cache holds a part."""
     model, folder = checkpoint(name)
-    recorder = ReplayingRecorder()
+    recorder = ReplayingRecorder(device)
     engine = CUDAEngine(folder, cuda_module, device, recorder=recorder, max_num_tokens=16)
 
     outputs = engine.generate(PROMPTS, NUM_TOKENS)
