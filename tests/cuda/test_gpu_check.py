@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.gpu import figures
+from bench.gpu import check, figures
+from bench.gpu.device import Device
 from bench.gpu.engine import StepTime
 from bench.gpu.figures import Figures
-from bench.gpu.phases import FAILED, OK, SKIPPED, TIMED_OUT, Phase, Phases
+from bench.gpu.phases import FAILED, OK, SKIPPED, TIMED_OUT, Outcome, Phase, Phases
 from bench.gpu.roofs import Roofs
 from bench.gpu.serve import decode_steps
 from bench.gpu.shapes import FULL_LOAD, SHAPES
@@ -78,6 +81,106 @@ def test_a_machine_without_torch_is_a_failure_with_a_line_of_json(tmp_path: Path
     assert done.returncode == 1
     (failure,) = json.loads(done.stdout.splitlines()[-1])["failed"]
     assert "no torch here" in failure
+
+
+class FakeGPU:
+    """Its probe, and phases that are not run: all end well."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Path) -> None:
+        self.phases: list[Phase] = []
+        machine = {"gpu": "NVIDIA Test", "arch": "90"}
+        monkeypatch.setattr(check, "probe", lambda environment: machine)
+        monkeypatch.setattr(check, "MODULE", module)
+        monkeypatch.setattr(check.shutil, "which", lambda *args, **kwargs: "/bin/the-sanitizer")
+        monkeypatch.setattr("bench.gpu.phases._run", self._run)
+
+    def _run(self, phase: Phase, limit_s: float) -> Outcome:
+        self.phases.append(phase)
+        if "--figures" in phase.command:
+            path = Path(phase.command[list(phase.command).index("--figures") + 1])
+            path.write_text(json.dumps({"a": {"value": 1.0, "unit": "s", "met": False}}))
+        return Outcome(OK, 1.0)
+
+
+def test_on_a_gpu_everything_is_built_tested_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "module.so"
+    module.touch()
+    gpu = FakeGPU(monkeypatch, module)
+
+    status = check.Check(tmp_path / "out", is_quick=False, is_tiny=False).run()
+
+    assert status == 0
+    commands = {phase.name: " ".join(phase.command) for phase in gpu.phases}
+    assert list(commands) == [
+        "build",
+        "kernel tests",
+        "model tests",
+        "kernels figures",
+        "llmserve llama-3-8b figures",
+        "llmserve qwen3-0.6b figures",
+        "transformers llama-3-8b figures",
+        "transformers qwen3-0.6b figures",
+        "sanitizer",
+    ]
+    assert "build_ext --inplace" in commands["build"]
+    assert gpu.phases[0].environment["LLMSERVE_CUDA_ARCHS"] == "90"
+    assert "--ignore=tests/cuda/test_emulator.py" in commands["kernel tests"]
+    beside = tmp_path / "out" / "llmserve qwen3-0.6b.json"
+    assert f"--beside {beside}" in commands["transformers qwen3-0.6b figures"]
+    assert commands["sanitizer"].startswith("/bin/the-sanitizer --tool memcheck")
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["gpu"] == "NVIDIA Test"
+    assert not summary["is_emulated"]
+    assert len(summary["figures"]) == len(summary["missed_targets"]) == 5
+    assert sum(phase.limit_s for phase in gpu.phases if "figures" in phase.name) < 400
+
+
+def test_on_a_gpu_without_the_kernels_nothing_passes_for_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = FakeGPU(monkeypatch, tmp_path / "missing.so")
+
+    status = check.Check(tmp_path / "out", is_quick=False, is_tiny=False).run()
+
+    assert status == 1
+    assert [phase.name for phase in gpu.phases] == ["build"]
+    (failure,) = json.loads(capsys.readouterr().out.splitlines()[-1])["failed"]
+    assert "not built" in failure
+
+
+def test_a_time_on_a_gpu_is_the_median_of_rounds_for_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0, 8)  # milliseconds from event to event
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.time = next(clock)
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return float(end.time - self.time)
+
+    class Plain:
+        def record(self, body: Callable[[], None]) -> Callable[[], None]:
+            return body
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    calls: list[int] = []
+    gpu: Any = Device(torch.device("cuda"), Any, None, Any, Plain(), 1 << 20)
+
+    seconds = gpu.seconds([lambda: calls.append(1), lambda: calls.append(2)])
+
+    assert seconds == pytest.approx(4e-3)
+    assert calls == [1, 2] * 26  # 0.2 s after the first round
+    assert gpu.num_copies(1 << 18) == 4
 
 
 def test_a_phase_that_hangs_is_stopped_with_what_it_started(
