@@ -56,6 +56,9 @@ def time_decode(
 ) -> None:
     steps = engine.run(num_seqs, load.context, load.num_output_tokens(num_seqs))
     measured = decode_steps(steps, num_seqs)[load.num_warm_steps :][: load.num_steps]
+    if len(measured) < 2:
+        print(f"{num_seqs} sequences of {load.context} tokens do not fit into the KV cache")
+        return
     seconds = measured[-1].ended_at - measured[0].ended_at
     context = statistics.mean(step.num_keys / num_seqs for step in measured)
     figures.add(
