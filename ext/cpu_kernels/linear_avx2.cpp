@@ -19,6 +19,7 @@ struct Isa : X86 {
   using Bytes = U8x32;
   static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 8;
+  static constexpr bool kHasFewTokenKernels = true;
 
   static LLMSERVE_INLINE void transpose_quads(const U8x32 rows[8], I32x8 quads[8]) {
     for (int r = 0; r < 8; ++r) quads[r] = (I32x8)rows[r];

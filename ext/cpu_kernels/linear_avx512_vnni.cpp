@@ -24,6 +24,7 @@ struct Isa : Avx512 {
   using Bytes = U8x64;
   static constexpr int kTileRows = 16;
   static constexpr int kMaxTokens = 8;
+  static constexpr bool kHasFewTokenKernels = true;
 
   static LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bits, uint8_t value) {
     return (U8x32)_mm256_mask_add_epi8((__m256i)v, load<__mmask32>(bits), (__m256i)v,

@@ -18,6 +18,7 @@ struct Isa {
   using Bytes = U8x32;
   static constexpr int kTileRows = 8;
   static constexpr int kMaxTokens = 4;
+  static constexpr bool kHasFewTokenKernels = false;
 
   static LLMSERVE_INLINE I32x8 widen_bytes(uint64_t bytes) {
     return __builtin_convertvector((U8x8)bytes, I32x8);

@@ -1,8 +1,9 @@
 // The kernels of linear.h over a struct `Isa` that the including file defines before.
 //
 // Isa gives: kTileRows, rows computed together, one for each lane of Isa::Floats and Isa::Ints, two
-// lanes of Isa::Shorts and four of Isa::Bytes; kMaxTokens, tokens computed together; from_half,
-// widen_bytes, widen_halves (conversions); with_bits (ggml_formats.h); fma(a, b, c);
+// lanes of Isa::Shorts and four of Isa::Bytes; kMaxTokens, tokens computed together;
+// kHasFewTokenKernels, whether few tokens have kernels of their own, which take long to compile;
+// from_half, widen_bytes, widen_halves (conversions); with_bits (ggml_formats.h); fma(a, b, c);
 // transpose_quads(rows, quads), which makes vectors of four columns of all rows; add_pairs(sums,
 // weights, activations), which adds the products of two int16 of each lane with two activations;
 // row_dot(quants, activations), whose lanes add up to a group's sum for one row, the lower lanes for

@@ -270,20 +270,21 @@ void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
 
 template <class Format>
 void multiply_packed(const LinearArgs& args, int64_t begin, int64_t end) {
-  switch (padded_tokens(args.num_tokens)) {
-    case 1:
-      return multiply_packed_few<Format, 1>(args, begin, end);
-    case 2:
-      return multiply_packed_few<Format, 2>(args, begin, end);
-    case 4:
-      return multiply_packed_few<Format, 4>(args, begin, end);
-    case 6:
-      return multiply_packed_few<Format, 6>(args, begin, end);
-    case 8:
-      return multiply_packed_few<Format, 8>(args, begin, end);
-    default:
-      return multiply_packed_many<Format>(args, begin, end);
+  if constexpr (Isa::kHasFewTokenKernels) {
+    switch (padded_tokens(args.num_tokens)) {
+      case 1:
+        return multiply_packed_few<Format, 1>(args, begin, end);
+      case 2:
+        return multiply_packed_few<Format, 2>(args, begin, end);
+      case 4:
+        return multiply_packed_few<Format, 4>(args, begin, end);
+      case 6:
+        return multiply_packed_few<Format, 6>(args, begin, end);
+      case 8:
+        return multiply_packed_few<Format, 8>(args, begin, end);
+    }
   }
+  multiply_packed_many<Format>(args, begin, end);
 }
 
 // As multiply_many, for few tokens: unpacking a tile would cost more than it saves.
