@@ -236,6 +236,10 @@ def _read_config_file(path: str) -> dict[str, Any]:
     return values
 
 
+def _kind(setting: Field[Any]) -> str:
+    return "true or false" if _is_switch(setting) else f"of type {setting.type}"
+
+
 def _convert(setting: Field[Any], value: Any, source: str) -> Any:
     """Reads a setting from a string or a YAML value."""
     if setting.type == "tuple[str, ...]":
@@ -243,10 +247,10 @@ def _convert(setting: Field[Any], value: Any, source: str) -> Any:
     if isinstance(value, dict) and setting.metadata["metavar"] == "JSON":
         return json.dumps(value)
     if isinstance(value, bool) != _is_switch(setting) and not isinstance(value, str):
-        raise StartupError(f"{source} is {value!r}; it must be of type {setting.type}")
+        raise StartupError(f"{source} is {value!r}; it must be {_kind(setting)}")
     if isinstance(value, bool):
         return value
     try:
         return _converter(setting)(str(value))
     except (ValueError, KeyError, argparse.ArgumentTypeError):
-        raise StartupError(f"{source} is {value!r}; it must be of type {setting.type}") from None
+        raise StartupError(f"{source} is {value!r}; it must be {_kind(setting)}") from None

@@ -81,7 +81,10 @@ def run(config: ServerConfig) -> int:
     for line in loaded.budget.lines():
         phases.say(line)
     with phases.phase("warm up"):
-        loaded.runner.probe()
+        try:
+            loaded.runner.probe()
+        except RuntimeError as error:
+            raise StartupError(f"the model does not compute: {error}") from error
     settle()
     server = Server(config, files, tokenizer, loaded, phases)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:

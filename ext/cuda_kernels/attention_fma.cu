@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename Cache>
-__global__ void __launch_bounds__(kThreads) attention_prefill_fma(const AttentionArgs args) {
+__global__ void __launch_bounds__(kThreads, 6) attention_prefill_fma(const AttentionArgs args) {
   SharedMemory memory;
   const FmaRow row = find_row(args, static_cast<int>(blockIdx.x));
   if (row.token < 0) return;

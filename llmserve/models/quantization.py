@@ -64,7 +64,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(settings, dict):
         raise StartupError(f"{_SOURCE} is not an object")
     method = settings.get("quant_method")
-    if method not in _READERS:
+    if not isinstance(method, str) or method not in _READERS:
         raise StartupError(
             f"{_SOURCE}: the method {method!r} is not supported; supported are "
             f"{', '.join(_READERS)}; take the model without quantisation, or as GGUF file"
@@ -111,6 +111,11 @@ def _read_compressed_tensors(settings: Mapping[str, Any]) -> Quantization:
     _require(
         settings, name, "format", "int-quantized", "float-quantized", "naive-quantized", "dense"
     )
+    if settings.get("transform_config"):
+        raise StartupError(f"{_SOURCE}: {name} with transform_config is not supported")
+    sparsity = settings.get("sparsity_config")
+    if isinstance(sparsity, dict):
+        _require(sparsity, f"{name} sparsity_config", "format", "dense")
     groups = settings.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise StartupError(f"{_SOURCE}: {name} is supported with one of config_groups")

@@ -236,7 +236,7 @@ def _budget(
         capacity += f", or {short} in short sequences"
     return MemoryBudget(
         (
-            BudgetRow("weights", weight_bytes, "as the model's files store them"),
+            BudgetRow("weights", weight_bytes, "in the types that they are computed with"),
             BudgetRow(
                 "KV cache",
                 cache_bytes,

@@ -249,6 +249,17 @@ def test_damaged_matrices_are_refused_by_name(
         ),
         (_compressed(type="int", symmetric=False), "compressed-tensors with symmetric False"),
         ({"quant_method": "compressed-tensors"}, "supported with one of config_groups"),
+        ({"quant_method": ["awq"]}, "the method ['awq'] is not supported"),
+        (
+            _compressed(type="int", strategy="channel")
+            | {"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            "compressed-tensors with transform_config",
+        ),
+        (
+            _compressed(type="int", strategy="channel")
+            | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config with format 'sparse-24-bitmask'",
+        ),
     ],
 )
 def test_unsupported_methods_are_refused_by_name(settings: Any, words: str) -> None:
