@@ -14,10 +14,6 @@ namespace llmserve {
 namespace {
 
 constexpr int64_t kChunkCols = 256;
-// Steps of quantised activations: with more, the sum of a group could exceed 32 bits.
-constexpr float kMaxQuant = 32767.0f;
-constexpr float kMaxByteQuant = 127.0f;
-
 constexpr int kBFloat16 = 30;  // number of the ggml type
 
 // Work that is worth waking a thread for, in multiply-adds and in bytes of weights.

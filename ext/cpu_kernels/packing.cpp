@@ -19,9 +19,6 @@ struct Isa {
   }
 };
 
-template <class Format>
-constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
-
 LLMSERVE_INLINE void copy_half(const uint8_t* from, uint8_t* to) {
   store(to, load<uint16_t>(from));
 }

@@ -23,6 +23,10 @@ enum class ScaleKind {
   kSubNibbles,  // float16 for each block, and subscales and minima of 4 bits
 };
 
+// Bytes of a full chunk of a row.
+template <class Format>
+constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
+
 struct RowScales {  // of one row; lane g belongs to group g of the chunk
   F32x8 scale = {};
   F32x8 min = {};

@@ -63,6 +63,10 @@ struct ActivationChunk {
   int32_t sums[8][2];   // sums of the quants of the halves of a group
 };
 
+// Steps of quantised activations: with more, the sum of a group could exceed 32 bits.
+constexpr float kMaxQuant = 32767.0f;
+constexpr float kMaxByteQuant = 127.0f;
+
 // The same in 8 bits, in the order of the columns, for products of bytes.
 struct ByteChunk {
   alignas(64) int8_t quants[8][32];

@@ -8,8 +8,6 @@
 namespace llmserve {
 namespace {
 
-constexpr float kMaxByte = 127.0f;
-
 inline void quantize_bytes(const float* x, int64_t num_cols, int64_t num_tokens, int64_t begin,
                            int64_t end, ByteChunk* chunks) {
   ActivationChunk words;
@@ -17,7 +15,7 @@ inline void quantize_bytes(const float* x, int64_t num_cols, int64_t num_tokens,
     for (int64_t c = 0; c < num_cols; c += kGroup) {
       ByteChunk& chunk = chunks[c / kChunk * num_tokens + t];
       const int g = static_cast<int>(c % kChunk / kGroup);
-      quantize_group(x + t * num_cols + c, kMaxByte, words, g);
+      quantize_group(x + t * num_cols + c, kMaxByteQuant, words, g);
       for (int i = 0; i < kGroup / 2; ++i) {
         chunk.quants[g][2 * i] = static_cast<int8_t>(words.quants[g][i]);
         chunk.quants[g][2 * i + 1] = static_cast<int8_t>(words.quants[g][kGroup / 2 + i]);

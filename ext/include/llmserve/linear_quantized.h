@@ -151,9 +151,6 @@ LLMSERVE_INLINE void add_stored_group(const uint8_t* const rows[kUnpackedRows], 
   }
 }
 
-template <class Format>
-constexpr int kChunkBytes = kGroupsInChunk / Format::kGroupsInBlock * Format::kBlockBytes;
-
 LLMSERVE_INLINE int groups_left(int64_t num_groups, int64_t g) {
   return static_cast<int>(num_groups - g < kGroupsInChunk ? num_groups - g : kGroupsInChunk);
 }
