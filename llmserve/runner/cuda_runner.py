@@ -18,10 +18,8 @@ import torch
 from llmserve.core import (
     FinishedStep,
     KVCacheSpec,
-    NewSequence,
     PendingStep,
     PromptLogprobs,
-    SamplingParams,
     SeqResult,
     StepPlan,
     StepResult,
@@ -36,10 +34,7 @@ from llmserve.runner.cuda_graphs import DecodeGraphs, GraphKey, Recorder
 from llmserve.runner.device_inputs import DeviceInputs, Feeds
 from llmserve.runner.kv_tensors import KVTensors
 from llmserve.runner.sampler import PromptRows, Sampler, Sampling
-from llmserve.runner.sequences import PromptChunk, Sequences, prompt_chunks
-
-_PROBE_ID = "\0probe"
-_PROBE_SAMPLING = SamplingParams(temperature=0.0)
+from llmserve.runner.sequences import PromptChunk, Sequences, probe_step, prompt_chunks
 
 
 class CUDARunner:
@@ -106,11 +101,8 @@ class CUDARunner:
 
     def probe(self) -> None:
         """A forward pass of one token on the null block; raises if the device cannot compute."""
-        self._rows.add(NewSequence(_PROBE_ID, [0], 1, _PROBE_SAMPLING, ([0],) * self._num_groups))
-        try:
-            arrays = self._rows.arrange(StepPlan([_PROBE_ID], [0], [1], [True]))
-        finally:
-            self._rows.release(_PROBE_ID)
+        with probe_step(self._rows, self._num_groups) as plan:
+            arrays = self._rows.arrange(plan)
         with torch.inference_mode():
             self._inputs.fill(arrays, self._feeds(arrays, np.zeros(1, np.int64)), 1)
             logits = self._decoder.compute_logits(self._forward(arrays), self._logits[:1])

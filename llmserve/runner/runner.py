@@ -15,10 +15,8 @@ import torch
 from llmserve.core import (
     FinishedStep,
     KVCacheSpec,
-    NewSequence,
     PendingStep,
     PromptLogprobs,
-    SamplingParams,
     SeqResult,
     StepPlan,
     StepResult,
@@ -29,10 +27,7 @@ from llmserve.runner.batch import SequenceRows, StepBatch
 from llmserve.runner.kv_tensors import KVTensors
 from llmserve.runner.memory import max_logit_rows
 from llmserve.runner.sampler import Sampler
-from llmserve.runner.sequences import Sequences, prompt_chunks
-
-_PROBE_ID = "\0probe"
-_PROBE_SAMPLING = SamplingParams(temperature=0.0)
+from llmserve.runner.sequences import Sequences, probe_step, prompt_chunks
 
 
 class ModelRunner:
@@ -98,14 +93,9 @@ class ModelRunner:
 
     def probe(self) -> None:
         """A forward pass of one token on the null block; raises if the runner cannot compute."""
-        self._rows.add(NewSequence(_PROBE_ID, [0], 1, _PROBE_SAMPLING, ([0],) * self._num_groups))
-        plan = StepPlan([_PROBE_ID], [0], [1], [True])
-        try:
-            with torch.inference_mode():
-                hidden = self._decoder.forward(self._rows.build(plan).forward, self._kv.layers)
-                logits = self._compute_logits(hidden)
-        finally:
-            self._rows.release(_PROBE_ID)
+        with probe_step(self._rows, self._num_groups) as plan, torch.inference_mode():
+            hidden = self._decoder.forward(self._rows.build(plan).forward, self._kv.layers)
+            logits = self._compute_logits(hidden)
         if not bool(logits.isfinite().all()):
             raise RuntimeError("the model gives logits that are not finite")
 

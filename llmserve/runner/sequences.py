@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from llmserve.core import NewSequence, StepPlan
+from llmserve.core import NewSequence, SamplingParams, StepPlan
 from llmserve.runner.batch import SequenceRows
 from llmserve.runner.kv_tensors import KVTensors
 from llmserve.runner.sampler import Sampler
+
+_PROBE_ID = "\0probe"
+_PROBE_SAMPLING = SamplingParams(temperature=0.0)
+
+
+@contextmanager
+def probe_step(rows: SequenceRows, num_groups: int) -> Iterator[StepPlan]:
+    """A step of one token on the null block, whose sequence has a row meanwhile."""
+    rows.add(NewSequence(_PROBE_ID, [0], 1, _PROBE_SAMPLING, ([0],) * num_groups))
+    try:
+        yield StepPlan([_PROBE_ID], [0], [1], [True])
+    finally:
+        rows.release(_PROBE_ID)
 
 
 @dataclass(frozen=True, slots=True)
