@@ -25,8 +25,14 @@ from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
 
 _ENV_PREFIX = "LLMSERVE_"
-# Read before or below the command line (env.py, setup.py).
-_OTHER_VARIABLES = {"LLMSERVE_NO_EXT", "LLMSERVE_REQUIRE_EXT", "LLMSERVE_CACHE_DIR"}
+# Read before or below the command line (env.py), or by the build (setup.py).
+_OTHER_VARIABLES = {
+    "LLMSERVE_CACHE_DIR",
+    "LLMSERVE_CUDA_ARCHS",
+    "LLMSERVE_NO_EXT",
+    "LLMSERVE_REQUIRE_EXT",
+    "LLMSERVE_SANITIZE",
+}
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE_FIELDS = ("kv_cache_memory_bytes", "max_request_bytes", "response_store_bytes")
 

@@ -91,9 +91,11 @@ async def test_errors_become_the_clients_exceptions(served: Served) -> None:
 
 
 async def test_error_inside_a_stream_raises_in_the_client(served: Served) -> None:
+    served.runner.hold()
     async with client(served) as api:
         stream = await api.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
         served.runner.fail_next = True
+        served.runner.release()
         with pytest.raises(openai.APIError, match="forward pass"):
             async for _ in stream:
                 pass

@@ -137,7 +137,13 @@ def test_bad_config_file_names_the_problem(tmp_path: Path, content: str, words: 
 
 
 def test_unknown_environment_variables_are_found() -> None:
-    environ = {"LLMSERVE_PORT": "1", "LLMSERVE_NO_EXT": "1", "LLMSERVE_MAX_SEQS": "1", "HOME": "/"}
+    environ = {
+        "LLMSERVE_PORT": "1",
+        "LLMSERVE_NO_EXT": "1",
+        "LLMSERVE_CUDA_ARCHS": "90",
+        "LLMSERVE_MAX_SEQS": "1",
+        "HOME": "/",
+    }
 
     assert unknown_variables(environ) == ["LLMSERVE_MAX_SEQS"]
 
