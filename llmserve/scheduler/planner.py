@@ -61,9 +61,20 @@ class StepPlanner:
             self._fill(plan, decodes, chunks)
         return plan
 
-    def lower_budget(self, num_tokens: int) -> None:
-        """Steps have no more than `num_tokens` tokens from now on, one at least for all decodes."""
-        self._max_num_batched_tokens = max(1, min(num_tokens, self._max_num_batched_tokens))
+    def shrink(self, num_tokens: int, num_seqs: int) -> None:
+        """Steps are smaller from now on than one of that size, which was too large.
+
+        Where it had prompts, by half of its tokens. Decodes leave no tokens away, so of them half
+        of the sequences run; and never more run than there may be tokens. The others wait.
+        """
+        if num_tokens > num_seqs:
+            num_seqs = max(1, min(num_tokens // 2, self._max_num_batched_tokens))
+            self._max_num_batched_tokens = num_seqs
+        else:
+            num_seqs = max(1, num_seqs // 2)
+        self._max_num_seqs = min(num_seqs, self._max_num_seqs)
+        while self._sequences.num_running > self._max_num_seqs:
+            self.preempt(self._sequences.last_running)
 
     def preempt(self, request: Request) -> None:
         """Takes a running sequence's blocks, not its tokens."""

@@ -224,13 +224,14 @@ class Scheduler:
     def retry_step(self, plan: StepPlan) -> bool:
         """The step needed more memory than there is: its sequences start anew, in smaller steps.
 
-        False, and nothing has changed, if one of them did so before.
+        False, and nothing has changed, if one of them did so before. Schedule nothing until the
+        steps behind it have ended.
         """
         if not self._retried.isdisjoint(plan.request_ids):
             return False
         self._retried.update(plan.request_ids)
-        self._planner.lower_budget(plan.total_num_scheduled_tokens // 2)
         self.discard_step(plan)
+        self._planner.shrink(plan.total_num_scheduled_tokens, len(plan.request_ids))
         return True
 
     def discard_step(self, plan: StepPlan) -> None:

@@ -46,6 +46,7 @@ class ControlledRunner:
         self.delay_s = 0.0
         self.num_failures = 0
         self.max_tokens_in_memory: int | None = None
+        self.max_seqs_in_memory: int | None = None
         self.is_broken = False
         self.num_steps = 0
 
@@ -56,9 +57,12 @@ class ControlledRunner:
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("kernel exploded")
-        limit = self.max_tokens_in_memory
-        if limit is not None and plan.total_num_scheduled_tokens > limit:
-            raise StepOutOfMemoryError("no memory")
+        for size, limit in (
+            (plan.total_num_scheduled_tokens, self.max_tokens_in_memory),
+            (len(plan.request_ids), self.max_seqs_in_memory),
+        ):
+            if limit is not None and size > limit:
+                raise StepOutOfMemoryError("no memory")
         return FinishedStep(result)
 
     def probe(self) -> None:
@@ -223,6 +227,21 @@ async def test_step_that_lacks_memory_begins_anew_in_smaller_ones(setup: Setup) 
     assert all(deltas[-1].finish_reason is FinishReason.LENGTH for deltas in results)
     assert token_ids(again) == token_ids(expected)
     assert setup.engine.state is EngineState.READY
+
+
+@pytest.mark.parametrize("limit", [4, 7])
+async def test_decodes_that_lack_memory_run_in_two_halves(setup: Setup, limit: int) -> None:
+    prompts = [f"{i}" for i in range(8)]
+    expected = [token_ids(await collect(setup.generate(p, "before"))) for p in prompts]
+    streams = [setup.generate(prompt, f"r{i}") for i, prompt in enumerate(prompts)]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    setup.runner.max_seqs_in_memory = limit
+
+    results = await asyncio.gather(*map(collect, streams))
+
+    assert [token_ids(deltas) for deltas in results] == [tokens[1:] for tokens in expected]
+    assert all(deltas[-1].finish_reason is FinishReason.LENGTH for deltas in results)
+    assert setup.sample("kv_cache_usage_perc") == 0
 
 
 async def test_step_that_lacks_memory_twice_fails_its_requests_only(setup: Setup) -> None:

@@ -199,6 +199,58 @@ def test_an_aborted_request_of_a_failed_step_gets_no_event() -> None:
     assert loop.scheduler.kv_cache_usage == 0.0
 
 
+def test_decodes_that_lack_memory_run_by_half_from_then_on() -> None:
+    loop = Loop(max_num_seqs=6)
+    requests = [make_request(name, range(4), max_tokens=4) for name in "abcdef"]
+    for request in requests:
+        loop.add(request)
+    loop.step()
+    plan = loop.scheduler.schedule()
+    assert plan.num_scheduled_tokens == [1] * 6
+
+    assert loop.scheduler.retry_step(plan)
+
+    sizes = []
+    while loop.scheduler.has_work:
+        sizes.append(len(loop.step().request_ids))
+    assert max(sizes) == 3
+    for request in requests:
+        assert request.finish_reason is FinishReason.LENGTH
+        loop.check_tokens(request)
+
+
+def test_those_that_a_step_without_memory_left_out_wait_too() -> None:
+    """Blocks have run out, so that the step has one of four sequences."""
+    loop = Loop(num_blocks=5, async_scheduling=True)
+    requests = [make_request(name, range(4), max_tokens=4) for name in "abc"]
+    requests.append(make_request("d", range(3), max_tokens=4))
+    for request in requests:
+        loop.add(request)
+    prompts = loop.scheduler.schedule()
+    decode = loop.scheduler.schedule()
+    assert decode.request_ids == ["d"]
+    loop.scheduler.update(prompts, loop.runner.execute(prompts))
+
+    assert loop.scheduler.retry_step(decode)
+
+    while loop.scheduler.has_work:
+        assert len(loop.step().request_ids) == 1
+    for request in requests:
+        loop.check_tokens(request)
+
+
+def test_a_step_that_lacks_memory_a_second_time_is_not_begun_anew() -> None:
+    loop = Loop()
+    loop.add(make_request("a", range(8)))
+    first = loop.scheduler.schedule()
+    assert loop.scheduler.retry_step(first)
+
+    second = loop.scheduler.schedule()
+
+    assert second.num_scheduled_tokens == [4]
+    assert not loop.scheduler.retry_step(second)
+
+
 @pytest.mark.parametrize("num_steps", [0, 1], ids=["in prefill", "in decode"])
 def test_one_sequence_can_fail_alone(num_steps: int) -> None:
     loop = Loop()
