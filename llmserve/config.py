@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -180,6 +181,9 @@ class SchedulerConfig:
         return replace(self, max_num_batched_tokens=budget, async_scheduling=is_async)
 
 
+_MAX_THREADS_PER_CPU = 4
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
     """Where a step runs."""
@@ -189,12 +193,23 @@ class RunnerConfig:
         "where the model runs; auto: on a GPU, where there is one and the CUDA kernels are built",
         choices=("auto", "cpu", "cuda"),
     )
-    enforce_eager: bool = setting(False, "run every step kernel by kernel, without CUDA graphs")
-    threads: int | None = setting(None, "CPU threads of a forward pass; default: physical cores")
+    enforce_eager: bool = setting(
+        False, "with CUDA, run every step kernel by kernel, without CUDA graphs"
+    )
+    threads: int | None = setting(
+        None,
+        f"CPU threads of a forward pass, at most {_MAX_THREADS_PER_CPU} for each CPU of the "
+        "machine; default: physical cores",
+    )
 
     def __post_init__(self) -> None:
         _one_of(self)
         _at_least(self, 1, "threads")
+        limit = _MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
+        if self.threads is not None and self.threads > limit:
+            raise ValueError(
+                f"--threads is {self.threads}; on this machine it must be at most {limit}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,10 @@ def run(config: ServerConfig) -> int:
     configure_logging(config.frontend.log_level)
     map_large_blocks()
     phases = Phases()
+    config = for_device(config)
     phases.say(f"llmserve {__version__}")
     # Bound before anything is loaded, so that a taken port is known at once.
     listener = bind(config.frontend)
-    config = for_device(config)
     with phases.phase("open model"):
         files = open_model(config.model, phases.say)
     with ThreadPoolExecutor(1) as pool, phases.phase("load tokenizer and weights"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ from llmserve.runner.cuda_runner import CUDARunner
 from llmserve.runner.memory import MemoryBudget, MemoryPlan, available_memory, plan_memory
 from llmserve.runner.runner import ModelRunner
 
-_MAX_THREADS_PER_CPU = 4
+logger = logging.getLogger(__name__)
+
 # Weights that would take more of the free memory stay in the mapped file, which the system can read
 # again when it needs the memory.
 _MAX_COPIED_SHARE = 0.8
@@ -46,12 +48,17 @@ class LoadedRunner:
 
 
 def for_device(config: ServerConfig) -> ServerConfig:
-    """The settings with a device that is there, and with its defaults. Raises StartupError."""
+    """The settings with a device that is there, and with its defaults.
+
+    Raises StartupError for what the device has not, and warns of what has no effect on it.
+    """
     device = choose_device(config.runner.device)
     if device == "cpu" and config.cache.kv_cache_dtype == "fp8":
         raise StartupError(
             "--kv-cache-dtype fp8 needs --device cuda; float16 is the smallest type on the CPU"
         )
+    if device == "cpu" and config.runner.enforce_eager:
+        logger.warning("--enforce-eager has no effect on the CPU, which has no CUDA graphs")
     return dataclasses.replace(
         config,
         runner=dataclasses.replace(config.runner, device=device),
@@ -123,11 +130,6 @@ def _set_threads(num_threads: int | None) -> None:
         # What is left to torch is small and element-wise: a second set of threads would only
         # contend with the kernels' own.
         torch.set_num_threads(1)
-    limit = _MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
-    if num_threads is not None and num_threads > limit:
-        raise StartupError(
-            f"--threads is {num_threads}; on this machine it must be at most {limit}"
-        )
     set_num_threads(num_threads or _num_physical_cores())
 
 

@@ -100,7 +100,7 @@ def plan_memory(
             spec,
             scheduler,
             num_blocks,
-            num_needed,
+            max_blocks_per_sequence(spec, fitting_len, step_tokens),
             fitting_len,
             weight_bytes,
             available_bytes,
@@ -219,7 +219,7 @@ def _budget(
     spec: KVCacheSpec,
     scheduler: SchedulerConfig,
     num_blocks: int,
-    num_needed: int,
+    blocks_per_context: int,
     max_model_len: int,
     weight_bytes: int,
     available_bytes: int,
@@ -228,7 +228,7 @@ def _budget(
     cache_bytes = num_blocks * spec.bytes_per_block
     activation_bytes = measured_bytes or estimate_activations(model, scheduler)
     rest = available_bytes - weight_bytes - cache_bytes - activation_bytes
-    share = (num_blocks - 1) / max(1, num_needed - 1)
+    share = (num_blocks - 1) / blocks_per_context
     capacity = f"{share:.1f} x {max_model_len} tokens"
     if len(spec.groups) > 1:
         # Each group needs blocks of its own, until a sequence outgrows the window.

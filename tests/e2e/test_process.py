@@ -14,8 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.server_process import ServerProcess, running_server
+from tests.scripted_checkpoint import write_checkpoint
 
 STORY = {"prompt": "A long story:", "temperature": 0, "ignore_eos": True}
 
@@ -183,7 +185,6 @@ def test_file_that_is_no_socket_is_never_removed(tmp_path: Path) -> None:
         (["--host", "no.such.host.invalid"], "--host"),
         (["--host", "192.0.2.1"], "choose another with --host"),
         (["--uds", "/tmp/" + "x" * 200], "too long"),
-        (["--threads", "5000"], "--threads is 5000"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else None,
 )
@@ -194,6 +195,35 @@ def test_bad_start_is_one_sentence_and_exit_code_2(flags: list[str], words: str)
     assert done.returncode == 2, done.stderr
     assert len(lines) == 1
     assert words in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--threads", "5000"], ["--device", "cpu", "--kv-cache-dtype", "fp8"], ["--block-size", "3"]],
+    ids=" ".join,
+)
+def test_settings_that_cannot_be_are_refused_before_anything_begins(flags: list[str]) -> None:
+    done = run_to_end("--port", "0", *flags)
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("llmserve: --")
+
+
+def test_model_that_gives_no_numbers_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder, {"story": "Once upon a time."})
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+
+    done = run_to_end("--port", "0", "--model", str(folder), "--threads", "1")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "llmserve: the model does not compute: the model gives logits that are not finite"
+    )
     assert "Traceback" not in done.stderr
 
 

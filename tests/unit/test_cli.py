@@ -101,6 +101,7 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
         (["--sse-ping-interval", "inf"], "--sse-ping-interval is inf"),
         (["--max-model-len", "1"], "at least 2"),
         (["--seed", "99999999999999999999"], "64 bits"),
+        (["--threads", "5000"], "--threads is 5000; on this machine it must be at most"),
         (["--metrics-prefix", "bad prefix!"], "--metrics-prefix"),
         (["--config", "/does/not/exist.yaml"], "cannot be read"),
     ],

@@ -92,3 +92,16 @@ def test_cpu_refuses_a_kv_cache_of_fp8() -> None:
 
     with pytest.raises(StartupError, match="--kv-cache-dtype fp8 needs --device cuda"):
         for_device(config)
+
+
+def test_eager_steps_are_said_to_have_no_effect_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend(monkeypatch, torch_cuda=True, gpu=True, module=True)
+
+    for_device(ServerConfig(runner=RunnerConfig(device="cuda", enforce_eager=True)))
+    for_device(ServerConfig(runner=RunnerConfig(device="cpu")))
+    assert caplog.text == ""
+    for_device(ServerConfig(runner=RunnerConfig(device="cpu", enforce_eager=True)))
+
+    assert "--enforce-eager has no effect on the CPU" in caplog.text

@@ -114,6 +114,13 @@ def test_context_that_was_not_asked_for_is_lowered_to_fit() -> None:
     assert make_plan(num_gpu_blocks_override=8).max_model_len == 112
 
 
+def test_budget_counts_contexts_of_the_lowered_length() -> None:
+    plan = make_plan(kv_cache_memory_bytes=100 * BLOCK_BYTES)
+
+    assert plan.max_model_len == 99 * 16
+    assert "100 blocks of 16 tokens in float16: 1.0 x 1584 tokens" in plan.budget.lines()[1]
+
+
 def test_cache_for_not_even_one_token_is_an_error() -> None:
     with pytest.raises(StartupError, match="the model's context needs"):
         make_plan(num_gpu_blocks_override=1)
