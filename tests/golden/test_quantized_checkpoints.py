@@ -29,7 +29,7 @@ from llmserve.models.quantization import read_quantization
 from llmserve.models.weights import CheckpointWeights
 from tests.golden.conftest import Checkpoint
 from tests.golden.forward import compute_logits
-from tests.golden.tiny_engine import make_prompts
+from tests.golden.tiny_engine import TinyEngine, make_prompts
 from tests.kernels.packed_builders import (
     pack_nibbles,
     random_awq,
@@ -43,7 +43,7 @@ from tests.make_checkpoints import VOCAB_SIZE
 Maker = Callable[[int, int, int], PackedWeight]
 
 
-def _tensors_of(weight: PackedWeight) -> dict[str, torch.Tensor]:
+def _tensors_of(weight: PackedWeight, settings: dict[str, Any]) -> dict[str, torch.Tensor]:
     if isinstance(weight, AWQWeight):
         return {"qweight": weight.qweight, "qzeros": weight.qzeros, "scales": weight.scales}
     if isinstance(weight, GPTQWeight):
@@ -52,7 +52,8 @@ def _tensors_of(weight: PackedWeight) -> dict[str, torch.Tensor]:
         tensors["bias"] = torch.zeros(weight.num_rows)
         return tensors if weight.g_idx is None else tensors | {"g_idx": weight.g_idx}
     if isinstance(weight, FP8Weight) and weight.block is not None:
-        return {"weight": weight.data, "weight_scale_inv": weight.scales}
+        suffix = "_inv" if settings["quant_method"] == "fp8" else ""
+        return {"weight": weight.data, f"weight_scale{suffix}": weight.scales}
     tensors = {"weight": weight.data, "weight_scale": weight.scales}
     if isinstance(weight, FP8Weight) and weight.scales.numel() == 1:
         tensors |= {"weight_scale": weight.scales.view(()), "input_scale": torch.tensor(0.5)}
@@ -117,6 +118,16 @@ CASES: dict[str, tuple[dict[str, Any], Maker, GGMLType]] = {
         lambda rows, cols, seed: _smaller(random_fp8(rows, cols, seed=seed)),
         GGMLType.BF16,
     ),
+    "fp8-modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        lambda rows, cols, seed: _smaller(random_fp8(rows, cols, seed=seed)),
+        GGMLType.BF16,
+    ),
+    "fp8-blocks": (
+        _compressed(type="float", strategy="block", block_structure=[48, 32]),
+        lambda rows, cols, seed: _smaller(random_fp8(rows, cols, block=(48, 32), seed=seed)),
+        GGMLType.BF16,
+    ),
     "fp8-tiles": (
         {"quant_method": "fp8", "weight_block_size": [48, 32]},
         lambda rows, cols, seed: _smaller(random_fp8(rows, cols, block=(48, 32), seed=seed)),
@@ -139,7 +150,8 @@ def _quantize(folder: Path, target: Path, name: str) -> tuple[Path, Path]:
         if kind is GGMLType.BF16:
             values[full] = values[full].to(torch.bfloat16).float()
         module = full.removesuffix(".weight")
-        packed |= {f"{module}.{part}": data for part, data in _tensors_of(weight).items()}
+        parts = _tensors_of(weight, settings)
+        packed |= {f"{module}.{part}": data for part, data in parts.items()}
     for path, tensors in ((target / "packed", packed), (target / "values", values)):
         shutil.copytree(folder, path)
         contiguous = {key: value.contiguous() for key, value in tensors.items()}
@@ -203,34 +215,103 @@ def test_symmetric_codes_are_exact_on_the_cpu() -> None:
     assert torch.equal(dequantize(repacked), weight.dequantize())
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("drop qzeros", "qzeros is missing; the model needs it with shape (2, 8)"),
-        ("transpose qweight", "has shape (8, 512)"),
-        ("shuffle g_idx", "is not in order, though desc_act is not set"),
-        ("repeat g_idx", "does not make groups of 32 columns"),
-    ],
-)
-def test_damaged_matrices_are_refused_by_name(
-    change: str, words: str, checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+# Case, change of a tensor's part, changes of the settings, and what is said of the module's part.
+# The matrix has 64 rows and 64 columns, in two groups or blocks of 32.
+DAMAGES: list[tuple[str, str, dict[str, Any], str]] = [
+    ("awq", "drop qweight", {}, "qweight is missing; the model needs it with shape (64, 8)"),
+    ("awq", "drop qzeros", {}, "qzeros is missing; the model needs it with shape (2, 8)"),
+    ("awq", "drop scales", {}, "scales is missing; the model needs it with shape (2, 64)"),
+    (
+        "awq",
+        "halve scales",
+        {},
+        "scales is F16 (1, 64); the model needs F32 or F16 or BF16 (2, 64)",
+    ),
+    (
+        "awq",
+        "halve qzeros",
+        {},
+        "qzeros is I32 (1, 8); the model needs I32 (2, 8), as config.json has",
+    ),
+    ("awq", "float qweight", {}, "qweight is F32 (64, 8); the model needs I32 (64, 8)"),
+    ("awq", "keep all", {"group_size": 16}, "(4, 64), as config.json has group_size 16"),
+    ("awq", "keep all", {"group_size": -1}, "(1, 64), as config.json has group_size -1"),
+    (
+        "awq",
+        "keep all",
+        {"group_size": 48},
+        "group_size is 48, which does not divide the 64 columns",
+    ),
+    ("gptq", "drop qweight", {}, "qweight is missing; the model needs it with shape (8, 64)"),
+    ("gptq", "drop qzeros", {}, "qzeros is missing; the model needs it with shape (2, 8)"),
+    ("gptq", "transpose qweight", {}, "qweight is I32 (64, 8); the model needs I32 (8, 64)"),
+    ("gptq", "transpose scales", {}, "scales is F16 (64, 2); the model needs"),
+    ("gptq", "shuffle g_idx", {}, "g_idx is not in order, though desc_act is not set"),
+    ("gptq", "repeat g_idx", {}, "g_idx does not make groups of 32 columns"),
+    ("gptq", "drop g_idx", {"desc_act": True}, "g_idx is missing; the model needs it"),
+    ("gptq-v2", "drop scales", {}, "scales is missing; the model needs it with shape (1, 64)"),
+    ("int8-row", "drop weight", {}, "weight is missing; the model needs it with shape (64, 64)"),
+    ("int8-row", "float weight", {}, "weight is F32 (64, 64); the model needs I8 (64, 64)"),
+    ("int8-row", "drop weight_scale", {}, "weight_scale is missing; the model needs it with shape"),
+    ("int8-row", "halve weight_scale", {}, "weight_scale is F32 (32, 1); the model needs F32"),
+    ("int8-group", "halve weight_scale", {}, "BF16 (64, 2), as config.json has group_size 32"),
+    ("fp8-row", "halve weight_scale", {}, "BF16 (64, 1), as config.json has strategy channel"),
+    ("fp8-tensor", "drop weight", {}, "weight is missing; the model needs it with shape (64, 64)"),
+    (
+        "fp8-tensor",
+        "drop weight_scale",
+        {},
+        "weight_scale is missing; the model needs it with shape",
+    ),
+    ("fp8-tiles", "drop weight_scale_inv", {}, "weight_scale_inv is missing; the model needs it"),
+    (
+        "fp8-tiles",
+        "halve weight_scale_inv",
+        {},
+        "BF16 (2, 2), as config.json has blocks of 48 x 32",
+    ),
+]
+
+
+def _damage(tensors: dict[str, torch.Tensor], full: str, verb: str) -> None:
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "transpose": lambda stored: stored.T.contiguous(),
+        "halve": lambda stored: stored[: len(stored) // 2].clone(),
+        "float": lambda stored: stored.float(),
+        "shuffle": lambda stored: stored.flip(0),
+        "repeat": torch.zeros_like,
+    }
+    stored = tensors.pop(full)
+    if verb != "drop":
+        tensors[full] = changes[verb](stored)
+
+
+@pytest.mark.parametrize(("name", "change", "settings", "words"), DAMAGES)
+def test_damaged_matrices_are_refused_by_the_name_of_what_they_lack(
+    name: str,
+    change: str,
+    settings: dict[str, Any],
+    words: str,
+    checkpoint: Callable[[str], Checkpoint],
+    tmp_path: Path,
 ) -> None:
-    packed, _ = _quantize(checkpoint("llama")[1], tmp_path, "gptq")
-    tensors = load_file(packed / "model.safetensors")
-    module = "model.layers.0.self_attn.q_proj."
+    packed, _ = _quantize(checkpoint("llama")[1], tmp_path, name)
+    _set_quantization(packed, CASES[name][0] | settings)
+    module = "model.layers.0.self_attn.q_proj"
     verb, part = change.split()
-    stored = tensors.pop(module + part)
-    if verb == "transpose":
-        tensors[module + part] = stored.T.contiguous()
-    elif part == "g_idx":
-        tensors[module + part] = stored.flip(0) if verb == "shuffle" else torch.zeros_like(stored)
-    save_file(tensors, packed / "model.safetensors")
+    if verb != "keep":
+        tensors = load_file(packed / "model.safetensors")
+        _damage(tensors, f"{module}.{part}", verb)
+        save_file(tensors, packed / "model.safetensors")
 
     with pytest.raises(StartupError) as caught:
-        _weights(packed).matrix("q", 64, 64, layer=0)
+        TinyEngine(packed)
 
-    assert words in str(caught.value)
-    assert module.removesuffix(".") in str(caught.value)
+    sentence = str(caught.value)
+    assert words in sentence
+    assert module in sentence
+    assert verb == "keep" or f"tensor {module}.{part} " in sentence
+    assert "\n" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -240,6 +321,22 @@ def test_damaged_matrices_are_refused_by_name(
         ({"bits": 4}, "the method None is not supported"),
         ([4], "quantization_config is not an object"),
         ({"quant_method": "gptq", "bits": 3}, "gptq with bits 3 is not supported"),
+        (
+            {"quant_method": "gptq", "desc_act": "yes"},
+            "desc_act is 'yes'; it must be true or false",
+        ),
+        ({"quant_method": "gptq", "desc_act": 1}, "desc_act is 1; it must be true or false"),
+        (
+            {"quant_method": "awq", "group_size": "128"},
+            "group_size is '128'; it must be an integer",
+        ),
+        (
+            {"quant_method": "awq", "q_group_size": 0},
+            "q_group_size is 0; it must be above 0, or -1",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt with quant_algo 'NVFP4'"),
+        (_compressed(type="int", strategy="group"), "with strategy 'group' has no group_size"),
+        (_compressed(type="int", actorder="group"), "compressed-tensors with actorder 'group'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq with version 'gemv'"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "fp8 with blocks of [0, 1]"),
