@@ -28,15 +28,18 @@ class StepPlanner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_chunk: int,
+        prompt_tokens_beside: Callable[[int], int],
         manager: KVCacheManager,
         sequences: Sequences,
         steps: StepsInFlight,
         clock: Callable[[], float],
     ) -> None:
-        """`max_chunk`: most tokens of one sequence in one step."""
+        """`max_chunk`: most tokens of one sequence in one step. `prompt_tokens_beside`: most tokens
+        of prompts in a step, by how many sequences decode in it."""
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_chunk = max_chunk
+        self._prompt_tokens_beside = prompt_tokens_beside
         self._manager = manager
         self._sequences = sequences
         self._steps = steps
@@ -52,6 +55,7 @@ class StepPlanner:
         num_preemptions = self._sequences.num_preemptions
         decodes = self._schedule_decodes(plan)
         budget = self._max_num_batched_tokens - len(decodes)
+        budget = min(budget, self._prompt_tokens_beside(len(decodes)))
         chunks = self._schedule_prefilling(plan, budget)
         if self._sequences.num_preemptions > num_preemptions:
             decodes = [request for request in decodes if request.status is RequestStatus.RUNNING]

@@ -91,6 +91,7 @@ class Scheduler:
             config.max_num_seqs,
             max_step_tokens,
             max_chunk,
+            config.prompt_tokens_beside,
             self._manager,
             self._sequences,
             self._steps,

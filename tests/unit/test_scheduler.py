@@ -54,6 +54,35 @@ def test_decodes_get_a_token_in_every_step_of_a_long_prefill() -> None:
         assert ids_and_counts(loop) == [("a", 1), ("b", 1), ("c", 1), ("long", 5)]
 
 
+def test_by_default_prompts_leave_decodes_most_of_a_step() -> None:
+    loop = Loop(max_num_batched_tokens=0, max_num_seqs=16, num_blocks=512, max_model_len=512)
+    for i in range(10):
+        loop.add(make_request(str(i), range(i, i + 8)))
+    alone = loop.step()
+    for i in range(2):
+        loop.add(make_request(f"long{i}", range(1000 * i, 1000 * i + 300)))
+
+    beside_ten = loop.step()
+    for i in range(8):
+        loop.scheduler.abort(str(i))
+    beside_two = loop.step()
+
+    assert alone.num_scheduled_tokens == [8] * 10  # more than 32: nobody waits for a token
+    assert beside_ten.num_scheduled_tokens == [1] * 10 + [40]
+    assert beside_two.num_scheduled_tokens == [1, 1, 32]
+
+
+def test_a_budget_that_is_set_is_for_prompts_too() -> None:
+    loop = Loop(max_num_batched_tokens=128, num_blocks=128, max_model_len=256)
+    loop.add(make_request("a", range(8)))
+    loop.step()
+    loop.add(make_request("b", range(100, 300)))
+
+    plan = loop.step()
+
+    assert plan.num_scheduled_tokens == [1, 127]
+
+
 def test_no_more_than_max_num_seqs_run() -> None:
     loop = Loop(max_num_seqs=2)
     for name in "abc":
