@@ -52,7 +52,7 @@ class Check:
 
     def __init__(self, folder: Path, *, is_quick: bool, is_tiny: bool) -> None:
         self._folder = folder
-        self._tables: list[Path] = []
+        self._tables: list[str] = []
         self._is_quick = is_quick
         self._is_tiny = is_tiny
         self._phases = Phases(TOTAL_S)
@@ -82,8 +82,9 @@ class Check:
         except Exception as error:  # the figures so far are worth a line whatever happens
             failed = [f"check: {error}"]
         failed += self._phases.named(FAILED, TIMED_OUT)
-        summary = self._summary(failed, time.monotonic() - begin)
-        print(json.dumps(summary, separators=(",", ":")), flush=True)
+        summary = json.dumps(self._summary(failed, time.monotonic() - begin), separators=(",", ":"))
+        (self._folder / "summary.json").write_text(summary)  # a terminal may cut so long a line
+        print(summary, flush=True)
         return 1 if failed else 0
 
     def _build(self) -> None:
@@ -100,7 +101,8 @@ class Check:
             command += [f"--build-lib={self._folder / 'lib'}"]
         # All modules side by side. The CPU's have their objects in build/temp*.
         command += ["--parallel=3"]
-        self._run("build", command, 200.0 if self._has_gpu else TOTAL_S, environment)
+        # Without the kernels nothing else can be done, so they may take most of the time.
+        self._run("build", command, 320.0 if self._has_gpu else TOTAL_S, environment)
 
     def _test(self) -> None:
         name = "kernel tests" if self._has_gpu else "kernel tests, emulated"
@@ -124,13 +126,13 @@ class Check:
             return
         tiny = [] if self._has_gpu else ["--tiny"]
         self._figures("kernels", ["bench.gpu.kernels", *tiny], 70.0)
-        roofs = ["--roofs", str(self._folder / "kernels.json")]
+        roofs = ["--roofs", str(self._path("kernels"))]
         shapes = SHAPES if self._has_gpu else ["tiny"]
         for shape in shapes:
             arguments = ["--shape", shape, *roofs, *tiny]
             self._figures(f"llmserve {shape}", ["bench.gpu.serve", *arguments], 80.0)
         for shape in shapes:
-            beside = ["--beside", str(self._folder / f"llmserve {shape}.json")]
+            beside = ["--beside", str(self._path(f"llmserve {shape}"))]
             arguments = ["--shape", shape, *roofs, *beside, *tiny]
             self._figures(f"transformers {shape}", ["bench.gpu.peer", *arguments], 70.0)
 
@@ -151,11 +153,15 @@ class Check:
         self._run("sanitizer", command, 90.0, environment, excuses)
 
     def _figures(self, name: str, arguments: list[str], limit_s: float) -> None:
-        table = self._folder / f"{name}.json"
-        table.unlink(missing_ok=True)
-        self._tables.append(table)
-        command = [sys.executable, "-m", *arguments, "--figures", str(table)]
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        self._tables.append(name)
+        command = [sys.executable, "-m", *arguments, "--figures", str(path)]
         self._run(f"{name} figures", command, limit_s)
+
+    def _path(self, table: str) -> Path:
+        """Without spaces, which not everything that copies files bears."""
+        return self._folder / f"{table.replace(' ', '-')}.json"
 
     def _pytest(self, name: str, arguments: list[str], limit_s: float) -> None:
         cores = os.cpu_count() or 1
@@ -174,7 +180,7 @@ class Check:
         self._phases.run(Phase(name, command, limit_s, variables, excuses or {}))
 
     def _summary(self, failed: list[str], seconds: float) -> dict[str, Any]:
-        tables = {path.stem: figures.read(path) for path in self._tables}
+        tables = {name: figures.read(self._path(name)) for name in self._tables}
         missed = [
             f"{table}: {name}"
             for table, rows in tables.items()

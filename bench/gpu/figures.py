@@ -55,7 +55,9 @@ class Figures:
         print("  ".join(words), flush=True)
         self.rows[name] = row
         if self._path is not None:
-            self._path.write_text(json.dumps(self.rows))
+            draft = self._path.with_suffix(".draft")
+            draft.write_text(json.dumps(self.rows))
+            draft.replace(self._path)
 
 
 def read(path: Path | None) -> dict[str, dict[str, Any]]:

@@ -94,6 +94,8 @@ class CUDARecorder:
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         self._pool = torch.cuda.graph_pool_handle()
+        # A pool whose last graph has gone can take no other one.
+        self._newest: torch.cuda.CUDAGraph | None = None
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream()
@@ -108,6 +110,7 @@ class CUDARecorder:
             finally:
                 graph.capture_end()
         current.wait_stream(self._stream)
+        self._newest = graph
         return graph.replay
 
 

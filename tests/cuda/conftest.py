@@ -19,7 +19,7 @@ def _built_module() -> Any:
         return None
     try:
         return importlib.import_module("llmserve._cuda_kernels")
-    except ImportError:
+    except ModuleNotFoundError:  # one that is there and cannot be loaded is an error
         return None
 
 

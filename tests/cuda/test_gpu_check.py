@@ -127,10 +127,12 @@ def test_on_a_gpu_everything_is_built_tested_and_measured(
     assert "build_ext --inplace" in commands["build"]
     assert gpu.phases[0].environment["LLMSERVE_CUDA_ARCHS"] == "90"
     assert "--ignore=tests/cuda/test_emulator.py" in commands["kernel tests"]
-    beside = tmp_path / "out" / "llmserve qwen3-0.6b.json"
+    beside = tmp_path / "out" / "llmserve-qwen3-0.6b.json"
     assert f"--beside {beside}" in commands["transformers qwen3-0.6b figures"]
     assert commands["sanitizer"].startswith("/bin/the-sanitizer --tool memcheck")
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert (tmp_path / "out" / "summary.json").read_text() == line
+    summary = json.loads(line)
     assert summary["gpu"] == "NVIDIA Test"
     assert not summary["is_emulated"]
     assert len(summary["figures"]) == len(summary["missed_targets"]) == 5

@@ -248,7 +248,8 @@ def test_many_tokens_are_multiplied_by_torch(
 ) -> None:
     x = activations(40, 256, dtype)
     parts = [random_weight(type, 12, 256) for type in (GGMLType.Q4_K, GGMLType.F32, GGMLType.F16)]
-    stacked = DeviceWeights([place(part, device) for part in parts], [None, torch.ones(12), None])
+    bias = torch.ones(12, device=device)
+    stacked = DeviceWeights([place(part, device) for part in parts], [None, bias, None])
 
     result = stacked_linear(cuda_module, x.to(device), stacked)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
-from llmserve.runner.cuda_graphs import DecodeGraphs, GraphKey
+from llmserve.runner.cuda_graphs import CUDARecorder, DecodeGraphs, GraphKey
 
 
 class FakeRecorder:
@@ -82,3 +87,33 @@ def test_graph_that_cannot_be_captured_ends_capturing_and_leaves_the_others(
     assert went_through_graph == [False, True, False, False, False, True]
     assert steps.prepared == [(1, 1024), (2, 1024)]
     assert caplog.text.count("no memory for the graph") == 1
+
+
+def test_graphs_may_be_dropped_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch refuses to capture into a pool whose graphs have all gone."""
+    captured: list[weakref.ref[Any]] = []
+
+    class Graph:
+        def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+            assert (pool, capture_error_mode) == ((0, 1), "thread_local")
+            assert not captured or any(graph() is not None for graph in captured)
+
+        def capture_end(self) -> None:
+            captured.append(weakref.ref(self))
+
+        def replay(self) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    recorder = CUDARecorder()
+    runs: list[int] = []
+
+    for number in range(3):
+        recorder.record(lambda number=number: runs.append(number))
+
+    assert runs == [0, 0, 1, 1, 2, 2]  # each before its capture as well
+    assert sum(graph() is not None for graph in captured) == 1

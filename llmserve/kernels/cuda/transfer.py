@@ -115,6 +115,8 @@ class InputRing:
         self._copies = [torch.empty_like(target) for _ in range(2)]
         self._arrived = [Mark(device) for _ in range(2)]
         self._taken = [Mark(device) for _ in range(2)]
+        for taken in self._taken:
+            taken.record()  # work before may still use the memory that the copies were given
         self._stream = _make_stream() if device.type == "cuda" else None
         self._turn = 0
 
