@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from llmserve import __version__
 from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
+from llmserve.process_memory import begin_loading
 
 _ENV_PREFIX = "LLMSERVE_"
 # Read before or below the command line (env.py), or by the build (setup.py).
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
         for variable in unknown_variables(os.environ):
             print(f"llmserve: the environment variable {variable} has no effect", file=sys.stderr)
+        begin_loading()
         # Late: torch takes a second to import, which --help and a bad flag need not wait for.
         from llmserve.server import run
 
