@@ -98,7 +98,8 @@ class CacheConfig:
     kv_cache_dtype: str = setting(
         "auto",
         "type of the KV cache; auto: the model's, float16 for quantised weights, with CUDA that of "
-        "activations; fp8 (e4m3): with CUDA only",
+        "activations; fp8 (e4m3): with CUDA only, with the scales of K and V that a checkpoint "
+        "brings",
         choices=("auto", "float32", "float16", "bfloat16", "fp8"),
     )
     kv_cache_memory_bytes: int | None = setting(

@@ -43,8 +43,18 @@ class StepInputs(Protocol):
     def max_seq_len(self) -> int: ...
 
 
+class KVScales(NamedTuple):
+    """What K and V are divided by on their way into a cache of fp8: float32 [num_kv_heads] each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
 class Cache(Protocol):
-    """K and V of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """K and V of one layer, [num_blocks, block_size, num_kv_heads, head_dim] each.
+
+    `scales` are None where values are stored as they are, as on the CPU.
+    """
 
     @property
     def group_id(self) -> int: ...
@@ -52,6 +62,8 @@ class Cache(Protocol):
     def k(self) -> torch.Tensor: ...
     @property
     def v(self) -> torch.Tensor: ...
+    @property
+    def scales(self) -> KVScales | None: ...
 
 
 class CompiledLayers(Protocol):

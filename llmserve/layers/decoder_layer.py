@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from llmserve.kernels import Kernels, LayerParameters
+from llmserve.kernels import Kernels, KVScales, LayerParameters
 from llmserve.layers.attention import Attention, AttentionInputs
 from llmserve.layers.linear import INTERMEDIATE
 from llmserve.layers.mlp import MLP
@@ -25,6 +25,7 @@ class LayerCache(NamedTuple):
     group_id: int
     k: torch.Tensor
     v: torch.Tensor
+    scales: KVScales | None = None
 
 
 class DecoderLayer:

@@ -3,7 +3,7 @@
 from llmserve.layers import LayerCache
 from llmserve.models.config import DecoderConfig, LayerConfig
 from llmserve.models.decoder import Decoder, ForwardBatch
-from llmserve.models.loader import build_decoder, read_model
+from llmserve.models.loader import build_decoder, load_kv_scales, read_model
 from llmserve.models.weights import Weights
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "LayerConfig",
     "Weights",
     "build_decoder",
+    "load_kv_scales",
     "read_model",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from llmserve.errors import StartupError
 from llmserve.files.model import ModelFiles
-from llmserve.kernels import Kernels, Matrix, Weight
+from llmserve.kernels import Kernels, KVScales, Matrix, Weight
 from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.layers import (
     MLP,
@@ -49,7 +49,7 @@ def read_model(
     if files.safetensors is None:
         raise StartupError(f"{files.path} holds no weights")
     return config, CheckpointWeights.from_safetensors(
-        files.safetensors, config, dtype, quantization
+        files.safetensors, config, dtype, quantization, files.config
     )
 
 
@@ -72,6 +72,20 @@ def build_decoder(
     weights.check_all_used()
     kernels.finish_uploads()
     return decoder
+
+
+def load_kv_scales(
+    config: DecoderConfig, weights: Weights, kernels: Kernels
+) -> list[KVScales | None]:
+    """By layer, in the device's memory, for a cache of fp8; None where the checkpoint has none.
+
+    Raises StartupError for scales that cannot be used.
+    """
+    scales: list[KVScales | None] = []
+    for index in range(config.num_layers):
+        found = weights.kv_scales(index, config.num_kv_heads)
+        scales.append(None if found is None else KVScales(*map(kernels.upload_vector, found)))
+    return scales
 
 
 class _Builder:

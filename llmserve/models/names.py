@@ -48,6 +48,7 @@ def hf_names(config: DecoderConfig, tensors: Collection[str]) -> NameMap:
             "mlp_pre_norm": layer
             + ("pre_feedforward_layernorm" if post and has_pre else "post_attention_layernorm"),
             "mlp_post_norm": layer + "post_feedforward_layernorm",
+            "attention": layer + "self_attn",
             "qkv": layer + "self_attn.qkv_proj",
             "q": layer + "self_attn.q_proj",
             "k": layer + "self_attn.k_proj",

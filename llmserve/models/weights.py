@@ -20,11 +20,12 @@ from llmserve.errors import StartupError
 from llmserve.files.gguf import GGUFFile, GGUFTensor
 from llmserve.files.mapping import drop_pages
 from llmserve.files.safetensors import SafetensorsFiles, TensorInfo
-from llmserve.kernels import GGMLType, Weight, keep, kept_bytes
+from llmserve.kernels import GGMLType, KVScales, Weight, keep, kept_bytes
 from llmserve.kernels.huge_pages import HugePages
 from llmserve.kernels.packed_weight import PackedWeight
 from llmserve.kernels.repack import as_ggml
 from llmserve.models.config import DecoderConfig
+from llmserve.models.kv_scales import StoredKVScales
 from llmserve.models.names import NameMap, gguf_names, hf_names
 from llmserve.models.quantization import PackedMatrices, Quantization
 
@@ -77,6 +78,10 @@ class Weights(Protocol):
         """float32 [size]."""
         ...
 
+    def kv_scales(self, layer: int, num_kv_heads: int) -> KVScales | None:
+        """For a KV cache of fp8; None where the checkpoint has none. In the CPU's memory."""
+        ...
+
     def check_all_used(self) -> None:
         """Raises StartupError if the checkpoint holds what no parameter asked for."""
         ...
@@ -92,6 +97,7 @@ class CheckpointWeights:
         names: NameMap,
         dtype: str = "auto",
         packed: PackedMatrices | None = None,
+        kv_scales: StoredKVScales | None = None,
     ) -> None:
         """dtype: of matrices that are not quantised; "auto" keeps theirs."""
         self._tensors: Mapping[str, Any] = tensors
@@ -99,6 +105,7 @@ class CheckpointWeights:
         self._names = names
         self._dtype = _DTYPES.get(dtype)
         self._packed = packed
+        self._kv_scales = kv_scales
         self._is_left_packed = False
         self._used: set[str] = set()
         self._memory: HugePages | None = None
@@ -114,11 +121,15 @@ class CheckpointWeights:
         config: DecoderConfig,
         dtype: str,
         quantization: Quantization | None = None,
+        hf_config: Mapping[str, Any] | None = None,
     ) -> CheckpointWeights:
+        """hf_config: config.json, for what it says of the KV cache."""
         packed = None
         if quantization is not None:
             packed = PackedMatrices(quantization, files.tensors, files.data)
-        return cls(files.tensors, files.data, hf_names(config, files.tensors), dtype, packed)
+        kv_scales = StoredKVScales(hf_config or {}, files.tensors, files.data)
+        names = hf_names(config, files.tensors)
+        return cls(files.tensors, files.data, names, dtype, packed, kv_scales)
 
     @property
     def kv_dtype(self) -> str:
@@ -164,6 +175,7 @@ class CheckpointWeights:
             for name in self._tensors
             if len(self._shape(name)) == 2
             and not (self._packed is not None and self._packed.owns(name))
+            and not (self._kv_scales is not None and self._kv_scales.owns(name))
         ]
 
     def keep_in_memory(self) -> None:
@@ -220,6 +232,11 @@ class CheckpointWeights:
     def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
         return self._vector(self._take(parameter, layer, ".bias", (size,)))
 
+    def kv_scales(self, layer: int, num_kv_heads: int) -> KVScales | None:
+        if self._kv_scales is None:
+            return None
+        return self._kv_scales.read(self._names.name("attention", layer), num_kv_heads)
+
     def check_all_used(self) -> None:
         extra = [
             name
@@ -227,6 +244,7 @@ class CheckpointWeights:
             if name not in self._used
             and not self._names.is_ignored(name)
             and not (self._packed is not None and self._packed.is_unused_bias(name))
+            and not (self._kv_scales is not None and self._kv_scales.owns(name))
         ]
         if extra:
             shape = tuple(self._shape(extra[0]))
@@ -306,6 +324,9 @@ class DummyWeights:
 
     def bias(self, parameter: str, size: int, layer: int | None = None) -> torch.Tensor:
         return self._normal(f"{parameter} bias {layer}", (size,), torch.float32)
+
+    def kv_scales(self, layer: int, num_kv_heads: int) -> KVScales | None:
+        return None
 
     def check_all_used(self) -> None:
         """Nothing is stored, so nothing is left over."""

@@ -4,6 +4,7 @@ KV cache from what they leave.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,10 +14,12 @@ from llmserve.config import ServerConfig
 from llmserve.core import KVCacheSpec
 from llmserve.errors import StartupError
 from llmserve.kernels.cuda.kernels import CUDAKernels
-from llmserve.models import DecoderConfig, Weights, build_decoder
+from llmserve.models import DecoderConfig, Weights, build_decoder, load_kv_scales
 from llmserve.runner.cuda_graphs import CUDARecorder, Recorder
 from llmserve.runner.cuda_runner import CUDARunner
 from llmserve.runner.memory import MemoryPlan, estimate_activations, plan_memory
+
+logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 _LOAD_BYTES = 16
@@ -109,11 +112,21 @@ def load_cuda_runner(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_tokens=config.scheduler.token_budget,
             max_model_len=first.max_model_len,
+            kv_scales=kv_scales,
         )
 
     def measure() -> None:
         make_runner(first.kv_spec, _MEASURED_BLOCKS).run_largest_steps()
 
+    kv_scales = None
+    if first.kv_spec.dtype == "fp8":
+        kv_scales = load_kv_scales(model, weights, kernels)
+        num_scaled = sum(scales is not None for scales in kv_scales)
+        logger.info(
+            "K and V are stored with scales of the checkpoint in %d of %d layers",
+            num_scaled,
+            model.num_layers,
+        )
     try:
         decoder = build_decoder(model, weights, first.max_model_len, kernels)
         weight_bytes = memory.allocated - before

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from llmserve.core import (
     StepResult,
 )
 from llmserve.errors import StepOutOfMemoryError
-from llmserve.kernels import SAMPLING_ROW
+from llmserve.kernels import SAMPLING_ROW, KVScales
 from llmserve.kernels.cuda.kernels import CUDAKernels, DeviceSampledRows
 from llmserve.kernels.cuda.transfer import Mark
 from llmserve.models import Decoder
@@ -51,11 +51,13 @@ class CUDARunner:
         max_num_seqs: int,
         max_num_tokens: int,
         max_model_len: int,
+        kv_scales: Sequence[KVScales | None] | None = None,
     ) -> None:
-        """max_num_tokens: of a step. recorder: None runs every step kernel by kernel."""
+        """max_num_tokens: of a step. recorder: None runs every step kernel by kernel. kv_scales: by
+        layer, as KVTensors takes them."""
         self._decoder = decoder
         self._kernels = kernels
-        self._kv = KVTensors(spec, num_blocks, kernels)
+        self._kv = KVTensors(spec, num_blocks, kernels, kv_scales)
         self._num_groups = len(spec.groups)
         # One more row than sequences, for the probe.
         self._rows = SequenceRows(

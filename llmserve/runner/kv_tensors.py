@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from llmserve.core import KVCacheSpec
-from llmserve.kernels import Kernels
+from llmserve.kernels import Kernels, KVScales
 from llmserve.models import LayerCache
 
 _DTYPES = {
@@ -25,13 +25,22 @@ _DTYPES = {
 class KVTensors:
     """`layers[layer_id]` is where a layer keeps its K and V."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        kernels: Kernels,
+        scales: Sequence[KVScales | None] | None = None,
+    ) -> None:
+        """scales: by layer, for a cache of fp8; None: values are stored as they are."""
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         caches = kernels.allocate_caches(2 * spec.layers_per_group, shape, _DTYPES[spec.dtype])
         self._copier = kernels.block_copier(caches)
         tensors = list(zip(caches[::2], caches[1::2], strict=True))
         placed = {
-            layer_id: LayerCache(group_id, *tensors[slot])
+            layer_id: LayerCache(
+                group_id, *tensors[slot], None if scales is None else scales[layer_id]
+            )
             for group_id, group in enumerate(spec.groups)
             for slot, layer_id in enumerate(group.layer_ids)
         }

@@ -12,7 +12,7 @@ from llmserve.config import CacheConfig, ModelConfig, SchedulerConfig
 from llmserve.core import PendingStep, Request, SamplingParams, StepPlan
 from llmserve.files.model import open_model
 from llmserve.kernels.cuda.kernels import CUDAKernels
-from llmserve.models import build_decoder, read_model
+from llmserve.models import build_decoder, load_kv_scales, read_model
 from llmserve.runner.cuda_graphs import CUDARecorder, Recorder
 from llmserve.runner.cuda_runner import CUDARunner
 from llmserve.runner.memory import make_kv_spec
@@ -81,6 +81,7 @@ class CUDAEngine:
             max_num_seqs=max_num_seqs,
             max_num_tokens=max_num_tokens,
             max_model_len=MAX_MODEL_LEN,
+            kv_scales=load_kv_scales(model, weights, kernels) if kv_dtype == "fp8" else None,
         )
         self.scheduler = Scheduler(
             SchedulerConfig(

@@ -204,6 +204,21 @@ def test_matrices_have_the_type_that_the_memory_was_planned_for(
     assert not isinstance(weights.matrix("down", 64, 96, layer=1), Weight)
 
 
+def test_scales_of_the_kv_cache_mean_nothing_to_a_cache_of_floats(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    _, folder = checkpoint("llama")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in ("k_scale", "v_proj.v_scale", "q_scale"):
+        tensors[f"model.layers.0.self_attn.{name}"] = torch.full((7, 1), -1.0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    scheme = {"num_bits": 4, "type": "int"}
+    _set_quantization(tmp_path, {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme})
+
+    assert torch.equal(compute_logits(tmp_path, PROMPT), compute_logits(folder, PROMPT))
+
+
 def test_symmetric_codes_are_exact_on_the_cpu() -> None:
     weight = random_gptq(16, 64, 32)
     zeros = pack_nibbles(torch.full((2, 16), 7).numpy(), axis=1)

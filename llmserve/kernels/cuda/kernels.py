@@ -130,6 +130,7 @@ class CUDAKernels:
             k_norm=k_norm,
             caches=(cache.k, cache.v),
             slot_mapping=inputs.slot_mapping,
+            scales=cache.scales,
         )
 
     def act_mul(self, gate_up: torch.Tensor, activation: str, out: torch.Tensor) -> torch.Tensor:
@@ -254,6 +255,8 @@ class CUDAKernels:
             scale=scale,
             sliding_window=sliding_window,
             logit_softcap=logit_softcap,
+            k_scale=None if cache.scales is None else cache.scales.k,
+            v_scale=None if cache.scales is None else cache.scales.v,
             out=out,
             workspace=self._workspace("attention", num_bytes),
         )
