@@ -19,6 +19,7 @@ from llmserve.files.safetensors import SafetensorsFiles
 
 _CONFIG = "config.json"
 _GENERATION_CONFIG = "generation_config.json"
+_MODELOPT_CONFIG = "hf_quant_config.json"  # of versions that leave config.json as it was
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -160,7 +161,12 @@ def _read_config(folder: Path, config: ModelConfig) -> dict[str, Any]:
         raise StartupError(
             f"--model {config.model} has no {_CONFIG}, which says how the model is built"
         )
-    return read_json_object(folder / _CONFIG)
+    values = read_json_object(folder / _CONFIG)
+    if values.get("quantization_config") is None and (folder / _MODELOPT_CONFIG).exists():
+        settings = read_json_object(folder / _MODELOPT_CONFIG).get("quantization")
+        if isinstance(settings, dict):
+            values["quantization_config"] = {"quant_method": "modelopt"} | settings
+    return values
 
 
 def _read_generation_config(folder: Path | None, config: ModelConfig) -> dict[str, Any]:

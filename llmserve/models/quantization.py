@@ -129,7 +129,9 @@ def _read_fp8(settings: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _read_modelopt(settings: Mapping[str, Any]) -> Quantization:
+def _read_modelopt(settings: Mapping[str, Any]) -> Quantization | None:
+    if settings.get("quant_algo") is None:
+        return None  # it is the KV cache alone that is quantised
     _require(settings, "modelopt", "quant_algo", "FP8")
     return Quantization("fp8")
 

@@ -382,5 +382,13 @@ def test_unsupported_methods_are_refused_by_name(settings: Any, words: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_models_without_quantisation_have_no_method() -> None:
-    assert read_quantization({}) is None
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}},
+    ],
+)
+def test_models_whose_matrices_are_not_quantised_have_no_method(settings: Any) -> None:
+    assert read_quantization({"quantization_config": settings}) is None

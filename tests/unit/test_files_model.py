@@ -48,6 +48,17 @@ def test_folder_with_safetensors_opens(tmp_path: Path) -> None:
     assert files.safetensors.data("w").view(np.float32).tolist() == [1, 1]
 
 
+def test_quantisation_of_modelopt_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    settings = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    folder = write_model(tmp_path, hf_quant_config=json.dumps({"quantization": settings}))
+
+    assert opened(folder).config["quantization_config"] == settings | {"quant_method": "modelopt"}
+    write_model(tmp_path, config='{"quantization_config": {"quant_method": "fp8"}}')
+    assert opened(folder).config["quantization_config"] == {"quant_method": "fp8"}
+    write_model(tmp_path, hf_quant_config='{"quantization": 5}')
+    assert "quantization_config" not in opened(folder).config
+
+
 def test_gguf_file_opens(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path)
