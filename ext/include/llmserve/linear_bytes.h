@@ -76,11 +76,11 @@ LLMSERVE_INLINE void multiply_byte_tile(const LinearArgs& args, int64_t row, int
   for (int64_t g = 0; g < num_all_groups; g += kGroupsInChunk) {
     const int num_groups = groups_left(num_all_groups, g);
     const int64_t num_bytes = Layout::chunk_bytes(num_groups);
-    if (first == 0) prefetch_range(chunk + kPrefetchBytes, static_cast<int>(num_bytes));
     unpack_packed_scales<Format, Isa>(chunk, num_groups, lane, scales);
     for (int i = 0; i < num_groups; ++i) {
       const uint8_t* planes =
           chunk + Layout::kChunkHeader + i * Layout::kGroupBytes + Layout::kGroupHeader;
+      if (first == 0) prefetch_range(planes + kPrefetchBytes, Layout::kGroupBytes);
       add_byte_group<Format, kTokens>(scales, i, planes, lane, chunks, total);
     }
     chunk += num_bytes;

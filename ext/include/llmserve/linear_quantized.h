@@ -243,11 +243,11 @@ void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
     for (int64_t first = 0; first < num_all_groups; first += kGroupsInChunk) {
       const int num_groups = groups_left(num_all_groups, first);
       const int64_t num_bytes = Layout::chunk_bytes(num_groups);
-      prefetch_range(chunk + kPrefetchBytes, static_cast<int>(num_bytes));
       unpack_packed_scales<Format, Isa>(chunk, num_groups, lane, scales);
       for (int g = 0; g < num_groups; ++g) {
         const uint8_t* planes =
             chunk + Layout::kChunkHeader + g * Layout::kGroupBytes + Layout::kGroupHeader;
+        prefetch_range(planes + kPrefetchBytes, Layout::kGroupBytes);
         add_tile_group<Format, kTokens>(
             scales, g, chunks,
             [&](int q, Isa::Shorts pairs[2]) {
