@@ -102,7 +102,11 @@ class Check:
         # All modules side by side. The CPU's have their objects in build/temp*.
         command += ["--parallel=3"]
         # Without the kernels nothing else can be done, so they may take most of the time.
-        self._run("build", command, 320.0 if self._has_gpu else TOTAL_S, environment)
+        limit_s = 320.0 if self._has_gpu else TOTAL_S
+        if not self._run("build", command, limit_s, environment) and self._has_gpu:
+            # A module that cannot be built holds up the others: these are worth figures.
+            environment["LLMSERVE_REQUIRE_EXT"] = "0"
+            self._run("build of what can be built", command, limit_s, environment)
 
     def _test(self) -> None:
         name = "kernel tests" if self._has_gpu else "kernel tests, emulated"
@@ -175,9 +179,9 @@ class Check:
         limit_s: float,
         environment: dict[str, str] | None = None,
         excuses: dict[str, str] | None = None,
-    ) -> None:
+    ) -> bool:
         variables = self._environment | (environment or {})
-        self._phases.run(Phase(name, command, limit_s, variables, excuses or {}))
+        return self._phases.run(Phase(name, command, limit_s, variables, excuses or {}))
 
     def _summary(self, failed: list[str], seconds: float) -> dict[str, Any]:
         tables = {name: figures.read(self._path(name)) for name in self._tables}

@@ -88,6 +88,7 @@ class FakeGPU:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Path) -> None:
         self.phases: list[Phase] = []
+        self.failing = ""  # name of a phase that ends badly
         machine = {"gpu": "NVIDIA Test", "arch": "90"}
         monkeypatch.setattr(check, "probe", lambda environment: machine)
         monkeypatch.setattr(check, "MODULE", module)
@@ -99,7 +100,7 @@ class FakeGPU:
         if "--figures" in phase.command:
             path = Path(phase.command[list(phase.command).index("--figures") + 1])
             path.write_text(json.dumps({"a": {"value": 1.0, "unit": "s", "met": False}}))
-        return Outcome(OK, 1.0)
+        return Outcome(FAILED if phase.name == self.failing else OK, 1.0)
 
 
 def test_on_a_gpu_everything_is_built_tested_and_measured(
@@ -137,6 +138,24 @@ def test_on_a_gpu_everything_is_built_tested_and_measured(
     assert not summary["is_emulated"]
     assert len(summary["figures"]) == len(summary["missed_targets"]) == 5
     assert sum(phase.limit_s for phase in gpu.phases if "figures" in phase.name) < 400
+
+
+def test_what_can_be_built_on_a_gpu_is_tested_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "module.so"
+    module.touch()
+    gpu = FakeGPU(monkeypatch, module)
+    gpu.failing = "build"
+
+    status = check.Check(tmp_path / "out", is_quick=False, is_tiny=False).run()
+
+    assert status == 1
+    names = [phase.name for phase in gpu.phases]
+    assert names[:3] == ["build", "build of what can be built", "kernel tests"]
+    required = [phase.environment["LLMSERVE_REQUIRE_EXT"] for phase in gpu.phases[:2]]
+    assert required == ["1", "0"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failed"] == ["build"]
 
 
 def test_on_a_gpu_without_the_kernels_nothing_passes_for_tested(
