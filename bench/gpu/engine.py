@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +124,7 @@ class Engine:
 
 
 class TimedRecorder:
-    """A recorder that adds up how long graphs take to record."""
+    """A recorder that adds up how long graphs take to record. One in pieces counts as one graph."""
 
     def __init__(self, recorder: Recorder, synchronize: Callable[[], None]) -> None:
         self.num_graphs = 0
@@ -132,13 +133,21 @@ class TimedRecorder:
         self._synchronize = synchronize
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        with self._timing():
+            return self._recorder.record(body)
+
+    def record_pieces(self, body: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        with self._timing():
+            return self._recorder.record_pieces(body)
+
+    @contextmanager
+    def _timing(self) -> Iterator[None]:
         self._synchronize()  # the step before is not part of it
         begin = time.perf_counter()
-        replay = self._recorder.record(body)
+        yield
         self._synchronize()
         self.seconds += time.perf_counter() - begin
         self.num_graphs += 1
-        return replay
 
 
 class _TimedMemory:

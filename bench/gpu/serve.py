@@ -20,6 +20,7 @@ from bench.gpu.engine import Engine, StepTime
 from bench.gpu.figures import Figures
 from bench.gpu.roofs import Roofs, load_roofs
 from bench.gpu.shapes import FULL_LOAD, SHAPES, TINY_LOAD, Load, Shape
+from llmserve.runner.piecewise_graphs import SIZES
 
 _DECODE_SHARE = 0.85  # of one sequence of the 8B shape
 _PREFILL_SHARE = 0.6
@@ -99,6 +100,22 @@ def time_prefill(engine: Engine, shape: Shape, load: Load, roofs: Roofs, figures
     )
 
 
+def time_short_prompt(
+    engine: Engine, load: Load, num_tokens: int, how: str, figures: Figures
+) -> None:
+    """A step with one prompt, which a small model computes for less long than the host launches."""
+    seconds, host_s = [], []
+    for _ in range(load.num_prefills + 1):
+        begin = time.perf_counter()
+        (step,) = engine.run(1, num_tokens, 1)
+        seconds.append(time.perf_counter() - begin)
+        host_s.append(step.host_s)
+    # The first one runs kernel by kernel, and its graph is captured behind it.
+    name = f"step with a prompt of {num_tokens} tokens, {how}"
+    figures.add(name, statistics.median(seconds[1:]) * 1e3, "ms")
+    figures.add(f"host time of a {name}", statistics.median(host_s[1:]) * 1e6, "us")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, required=True)
@@ -115,6 +132,10 @@ def main() -> None:
         roofs = load_roofs(options.roofs, device)
         time_start(engine, load, figures)
         time_prefill(engine, shape, load, roofs, figures)
+        largest = min(SIZES[-1], load.token_budget)
+        time_short_prompt(engine, load, largest, "graphs in pieces", figures)
+        if largest < load.token_budget:
+            time_short_prompt(engine, load, largest + 1, "kernel by kernel", figures)
         for num_seqs in load.batch_sizes:
             time_decode(engine, shape, load, num_seqs, roofs, figures)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: which there are, and when they are captured.
+"""CUDA graphs of decode steps: which there are, and when graphs are captured.
 
 A decode step launches hundreds of kernels that run for microseconds each; a graph launches them at
 once. A graph is for a number of sequences and a longest context: steps are padded to the next
@@ -6,15 +6,15 @@ number, and kernels launch as many blocks as the longest context may need. Graph
 8, ... sequences and for contexts of 1024, 4096, 16384, ... tokens.
 
 A graph is captured behind the first step that could have used it, which runs kernel by kernel: no
-answer waits for a graph, and the device computes while the graph is made. Steps with prompts run
-kernel by kernel: they compute for longer than their kernels take to launch.
+answer waits for a graph, and the device computes while the graph is made. Steps with prompts have
+graphs of their own: piecewise_graphs.py.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_CONTEXT = 1024
 _CONTEXT_RATIO = 4
+
+Key = TypeVar("Key")
+Graph = TypeVar("Graph")
 
 
 class GraphKey(NamedTuple):
@@ -38,9 +41,45 @@ class Recorder(Protocol):
         """What launches again the kernels that `body` launches, on the same addresses."""
         ...
 
+    def record_pieces(self, body: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        """The same in pieces, one more than calls of the function that `body` is given: each call
+        ends a piece. `body` runs twice, and what it leaves behind the second time is the graphs'.
+        """
+        ...
+
+
+class LazyGraphs(Generic[Key, Graph]):
+    """Graphs by key, each captured behind the first step that looked for it. For one thread."""
+
+    def __init__(self, kind: str) -> None:
+        """kind: of the steps, for the log."""
+        self._kind = kind
+        self._graphs: dict[Key, Graph] = {}
+        self._wanted: Key | None = None
+        self._is_off = False
+
+    def find(self, key: Key) -> Graph | None:
+        """None where there is no such graph yet: capture_wanted() is due once the step has been
+        launched in another way."""
+        graph = self._graphs.get(key)
+        if graph is None and not self._is_off:
+            self._wanted = key
+        return graph
+
+    def capture_wanted(self, capture: Callable[[Key], Graph]) -> None:
+        """Captures the graph that find() missed last, if any."""
+        key, self._wanted = self._wanted, None
+        if key is None or key in self._graphs:
+            return
+        try:
+            self._graphs[key] = capture(key)
+        except RuntimeError as error:  # torch's own for lack of memory is one
+            self._is_off = True
+            logger.warning("no more CUDA graphs of %s are captured: %s", self._kind, error)
+
 
 class DecodeGraphs:
-    """Graphs by key. For one thread."""
+    """Graphs of decode steps by their sizes. For one thread."""
 
     def __init__(
         self,
@@ -55,9 +94,7 @@ class DecodeGraphs:
         self._body = body
         self._sizes = _batch_sizes(max_num_seqs)
         self._max_model_len = max_model_len
-        self._graphs: dict[GraphKey, Callable[[], None]] = {}
-        self._wanted: GraphKey | None = None
-        self._is_off = False
+        self._graphs: LazyGraphs[GraphKey, Callable[[], None]] = LazyGraphs("decode steps")
 
     def key(self, num_seqs: int, max_seq_len: int) -> GraphKey:
         """The smallest graph that a step of these sizes fits into."""
@@ -68,24 +105,17 @@ class DecodeGraphs:
         return GraphKey(size, min(context, self._max_model_len))
 
     def find(self, key: GraphKey) -> Callable[[], None] | None:
-        """What launches the step; None where there is no such graph yet: capture_wanted() is due
-        once the step has been launched in another way."""
-        graph = self._graphs.get(key)
-        if graph is None and not self._is_off:
-            self._wanted = key
-        return graph
+        """What launches the step; None as LazyGraphs says."""
+        return self._graphs.find(key)
 
     def capture_wanted(self, prepare: Callable[[GraphKey], None]) -> None:
         """Captures the graph that find() missed last, if any. prepare: lets the body run twice."""
-        key, self._wanted = self._wanted, None
-        if key is None or key in self._graphs:
-            return
-        prepare(key)
-        try:
-            self._graphs[key] = self._recorder.record(lambda: self._body(key))
-        except RuntimeError as error:  # torch's own for lack of memory is one
-            self._is_off = True
-            logger.warning("no more CUDA graphs are captured: %s", error)
+
+        def capture(key: GraphKey) -> Callable[[], None]:
+            prepare(key)
+            return self._recorder.record(lambda: self._body(key))
+
+        self._graphs.capture_wanted(capture)
 
 
 class CUDARecorder:
@@ -98,20 +128,36 @@ class CUDARecorder:
         self._newest: torch.cuda.CUDAGraph | None = None
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
+        (replay,) = self.record_pieces(lambda cut: body())
+        return replay
+
+    def record_pieces(self, body: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            body()  # libraries set themselves up, which a capture would not bear
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin_piece() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
             # The other thread may wait for its events meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def end_piece() -> None:
+            graphs[-1].capture_end()
+            self._newest = graphs[-1]
+
+        def cut() -> None:
+            end_piece()
+            begin_piece()
+
+        with torch.cuda.stream(self._stream):
+            body(lambda: None)  # libraries set themselves up, which a capture would not bear
+            begin_piece()
             try:
-                body()
+                body(cut)
             finally:
-                graph.capture_end()
+                end_piece()
         current.wait_stream(self._stream)
-        self._newest = graph
-        return graph.replay
+        return [graph.replay for graph in graphs]
 
 
 def _batch_sizes(max_num_seqs: int) -> list[int]:

@@ -28,11 +28,12 @@ from llmserve.errors import StepOutOfMemoryError
 from llmserve.kernels import SAMPLING_ROW, KVScales
 from llmserve.kernels.cuda.kernels import CUDAKernels, DeviceSampledRows
 from llmserve.kernels.cuda.transfer import Mark
-from llmserve.models import Decoder
+from llmserve.models import Decoder, ForwardBatch
 from llmserve.runner.batch import Ints, SequenceRows, StepArrays
 from llmserve.runner.cuda_graphs import DecodeGraphs, GraphKey, Recorder
 from llmserve.runner.device_inputs import DeviceInputs, Feeds
 from llmserve.runner.kv_tensors import KVTensors
+from llmserve.runner.piecewise_graphs import PiecewiseGraphs
 from llmserve.runner.sampler import PromptRows, Sampler, Sampling
 from llmserve.runner.sequences import PromptChunk, Sequences, probe_step, prompt_chunks
 
@@ -75,13 +76,17 @@ class CUDARunner:
         self._last_tokens = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=kernels.device)
         self._logits = torch.empty(max_num_seqs, decoder.vocab_size, device=kernels.device)
         self._max_model_len = max_model_len
-        self._graphs: DecodeGraphs | None = None
+        self._decode_graphs: DecodeGraphs | None = None
+        self._piecewise_graphs: PiecewiseGraphs | None = None
         if recorder is not None:
-            self._graphs = DecodeGraphs(
+            self._decode_graphs = DecodeGraphs(
                 recorder,
                 self._run_decode,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
+            )
+            self._piecewise_graphs = PiecewiseGraphs(
+                recorder, kernels, self._run_padding, max_num_tokens
             )
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -106,8 +111,9 @@ class CUDARunner:
         with probe_step(self._rows, self._num_groups) as plan:
             arrays = self._rows.arrange(plan)
         with torch.inference_mode():
-            self._inputs.fill(arrays, self._feeds(arrays, np.zeros(1, np.int64)), 1)
-            logits = self._decoder.compute_logits(self._forward(arrays), self._logits[:1])
+            self._inputs.fill(arrays, self._feeds(arrays, np.zeros(1, np.int64)))
+            hidden = self._forward(self._batch(arrays))
+            logits = self._decoder.compute_logits(hidden, self._logits[:1])
             is_finite = bool(logits.isfinite().all())  # waits for the device
         if not is_finite:
             raise RuntimeError("the model gives logits that are not finite")
@@ -133,17 +139,16 @@ class CUDARunner:
         feeds = self._feeds(arrays, sampling)
         prompts: list[_PromptPart] = []
         key = self._graph_key(arrays)
-        if key is not None and self._graphs is not None and (run := self._graphs.find(key)):
+        if key and self._decode_graphs and (run := self._decode_graphs.find(key)):
             self._decoder.reserve_positions(arrays.max_seq_len)
-            self._inputs.fill(arrays, feeds, key.num_seqs)
+            self._inputs.fill(arrays, feeds, num_seqs=key.num_seqs)
             run()
             logits = self._logits[: arrays.num_seqs]
             if len(sampling) < arrays.num_seqs:
                 logits = self._kernels.gather(logits, self._inputs.sampled_idx(len(sampling)))
             sampled = self._sample(plan, arrays, sampling, logits)
         else:
-            self._inputs.fill(arrays, feeds, arrays.num_seqs)
-            hidden = self._forward(arrays)
+            hidden = self._compute_hidden(arrays, feeds, is_decode=key is not None)
             sampled = None
             if len(sampling):
                 last_hidden = hidden
@@ -160,8 +165,10 @@ class CUDARunner:
             _Outputs(plan, sampling.tolist(), sampled, prompts),
             self._collect,
         )
-        if self._graphs is not None:
-            self._graphs.capture_wanted(self._prepare_capture)
+        if self._decode_graphs is not None:
+            self._decode_graphs.capture_wanted(self._prepare_decode)
+        if self._piecewise_graphs is not None:
+            self._piecewise_graphs.capture_wanted(self._prepare_padding)
         return step
 
     def _feeds(self, arrays: StepArrays, sampling: Ints) -> Feeds:
@@ -172,34 +179,55 @@ class CUDARunner:
         )
 
     def _graph_key(self, arrays: StepArrays) -> GraphKey | None:
-        """None for steps that run kernel by kernel."""
-        if self._graphs is None or arrays.max_query_len > 1 or self._sequences.prompt_logprobs:
+        """None for steps that no graph of decodes is for."""
+        if (
+            self._decode_graphs is None
+            or arrays.max_query_len > 1
+            or self._sequences.prompt_logprobs
+        ):
             return None
-        return self._graphs.key(arrays.num_seqs, arrays.max_seq_len)
+        return self._decode_graphs.key(arrays.num_seqs, arrays.max_seq_len)
 
-    def _forward(self, arrays: StepArrays) -> torch.Tensor:
-        """Hidden states of the inputs that were filled in, unpadded."""
-        batch = self._inputs.batch(
+    def _compute_hidden(self, arrays: StepArrays, feeds: Feeds, *, is_decode: bool) -> torch.Tensor:
+        """Hidden states of a step, unpadded: in pieces, or kernel by kernel where there is no graph
+        of its size yet and for decodes, which will have graphs of their own."""
+        graphs = None if is_decode else self._piecewise_graphs
+        size = None if graphs is None else graphs.size(arrays.num_tokens)
+        if graphs and size and (graph := graphs.find(size)):
+            self._decoder.reserve_positions(arrays.max_seq_len)
+            self._inputs.fill(arrays, feeds, num_tokens=size)
+            return graph.run(self._batch(arrays).groups, arrays.num_tokens)
+        self._inputs.fill(arrays, feeds)
+        return self._forward(self._batch(arrays))
+
+    def _batch(self, arrays: StepArrays) -> ForwardBatch:
+        """The inputs that were filled in, unpadded."""
+        return self._inputs.batch(
             arrays.num_tokens, arrays.num_seqs, arrays.max_query_len, arrays.max_seq_len
         )
-        self._kernels.feed_tokens(
-            batch.token_ids, self._inputs.source_rows(arrays.num_tokens), self._last_tokens
-        )
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states of inputs that were filled in."""
+        source_rows = self._inputs.source_rows(len(batch.token_ids))
+        self._kernels.feed_tokens(batch.token_ids, source_rows, self._last_tokens)
         return self._decoder.forward(batch, self._kv.layers)
 
     def _run_decode(self, key: GraphKey) -> None:
         """What a graph launches: from the inputs to a row of logits for each sequence."""
         size = key.num_seqs
-        batch = self._inputs.batch(size, size, 1, key.max_seq_len)
-        self._kernels.feed_tokens(
-            batch.token_ids, self._inputs.source_rows(size), self._last_tokens
-        )
-        hidden = self._decoder.forward(batch, self._kv.layers)
+        hidden = self._forward(self._inputs.batch(size, size, 1, key.max_seq_len))
         self._decoder.compute_logits(hidden, self._logits[:size])
 
-    def _prepare_capture(self, key: GraphKey) -> None:
+    def _prepare_decode(self, key: GraphKey) -> None:
         self._decoder.reserve_positions(key.max_seq_len)
         self._inputs.fill_padding(key.num_seqs)
+
+    def _run_padding(self, num_tokens: int) -> torch.Tensor:
+        """What graphs in pieces launch, between calls of attention: all on the number of tokens."""
+        return self._forward(self._inputs.batch(num_tokens, 1, num_tokens, 1))
+
+    def _prepare_padding(self, num_tokens: int) -> None:
+        self._inputs.fill_padding(1, num_tokens)
 
     def _sample(
         self,

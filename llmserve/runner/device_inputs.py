@@ -71,20 +71,31 @@ class DeviceInputs:
             num_groups, max_num_seqs, max_blocks, dtype=torch.int32, device=device
         )
 
-    def fill(self, arrays: StepArrays, feeds: Feeds, num_seqs: int) -> None:
-        """Uploads a step, padded to `num_seqs` sequences with a token each."""
-        num_tokens, num_filled = arrays.num_tokens, arrays.num_seqs
-        padding = num_seqs - num_filled
+    def fill(
+        self,
+        arrays: StepArrays,
+        feeds: Feeds,
+        *,
+        num_seqs: int | None = None,
+        num_tokens: int | None = None,
+    ) -> None:
+        """Uploads a step, padded to `num_seqs` sequences with a token each, then to `num_tokens`
+        tokens in all, which belong to no sequence. None: no padding of that kind."""
+        num_filled = arrays.num_seqs
+        seq_padding = 0 if num_seqs is None else num_seqs - num_filled
+        padding = seq_padding if num_tokens is None else num_tokens - arrays.num_tokens
         host = self._ring.take()
         self._put(host, "token_ids", arrays.token_ids, padding, 0)
         self._put(host, "positions", arrays.positions, padding, 0)
         slots = self._view(host, "slots").numpy()
-        slots[:, :num_tokens] = arrays.slots
-        slots[:, num_tokens : num_tokens + padding] = _PADDING_SLOT
-        self._put(host, "seq_lens", arrays.seq_lens, padding, 0)
+        slots[:, : arrays.num_tokens] = arrays.slots
+        slots[:, arrays.num_tokens : arrays.num_tokens + padding] = _PADDING_SLOT
+        self._put(host, "seq_lens", arrays.seq_lens, seq_padding, 0)
         cu_seqlens = self._view(host, "cu_seqlens").numpy()
         cu_seqlens[: num_filled + 1] = arrays.cu_seqlens
-        cu_seqlens[num_filled + 1 : num_seqs + 1] = num_tokens + 1 + np.arange(padding)
+        cu_seqlens[num_filled + 1 : num_filled + 1 + seq_padding] = (
+            arrays.num_tokens + 1 + np.arange(seq_padding)
+        )
         self._put(host, "source_rows", feeds.source_rows, padding, -1)
         self._put(host, "sampled_idx", feeds.sampled_idx, 0, 0)
         self._put(host, "target_rows", feeds.target_rows, 0, 0)
@@ -113,7 +124,7 @@ class DeviceInputs:
         )
         none = np.zeros(0, np.int64)
         feeds = Feeds(np.full(count, -1, np.int32), none, none.astype(np.int32))
-        self.fill(padding, feeds, num_seqs)
+        self.fill(padding, feeds)
 
     def batch(
         self, num_tokens: int, num_seqs: int, max_query_len: int, max_seq_len: int

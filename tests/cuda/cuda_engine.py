@@ -17,6 +17,7 @@ from llmserve.runner.cuda_graphs import CUDARecorder, Recorder
 from llmserve.runner.cuda_runner import CUDARunner
 from llmserve.runner.memory import make_kv_spec
 from llmserve.scheduler import Scheduler
+from tests.cuda_emulator.recording import Recording
 from tests.golden.tiny_engine import Output
 
 MAX_MODEL_LEN = 128
@@ -24,12 +25,15 @@ NUM_BLOCKS = 200
 
 
 class ReplayingRecorder:
-    """CUDA graphs, counted; on the CPU, in their place, what was recorded runs again, from the same
-    memory."""
+    """CUDA graphs, counted; on the CPU, recordings in their place.
+
+    A graph in pieces counts as one graph, and as one replay when its last piece runs.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.num_graphs = 0
         self.num_replays = 0
+        self.num_piecewise_replays = 0
         self._recorder = CUDARecorder() if device.type == "cuda" else None
 
     def record(self, body: Callable[[], None]) -> Callable[[], None]:
@@ -45,6 +49,23 @@ class ReplayingRecorder:
             run()
 
         return replay
+
+    def record_pieces(self, body: Callable[[Callable[[], None]], None]) -> list[Callable[[], None]]:
+        self.num_graphs += 1
+        if self._recorder is None:
+            body(lambda: None)
+            recording = Recording()
+            with recording.noting():
+                body(recording.end_piece)
+            *pieces, last = recording.replays()
+        else:
+            *pieces, last = self._recorder.record_pieces(body)
+
+        def replay_last() -> None:
+            self.num_piecewise_replays += 1
+            last()
+
+        return [*pieces, replay_last]
 
 
 class CUDAEngine:
@@ -83,6 +104,8 @@ class CUDAEngine:
             max_model_len=MAX_MODEL_LEN,
             kv_scales=load_kv_scales(model, weights, kernels) if kv_dtype == "fp8" else None,
         )
+        if recorder is not None:
+            self.runner.run_largest_steps()  # buffers get their size before graphs use them
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,

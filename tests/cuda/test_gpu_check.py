@@ -58,7 +58,8 @@ def test_quick_run_ends_with_all_figures_in_a_line_of_json(
     assert {"kernels", "llmserve tiny", "transformers tiny"} == set(tables)
     for table, name, unit in [
         ("kernels", "product Q4_K, 8 x 256 -> 24", "GB/s"),
-        ("llmserve tiny", "start: 2 graphs captured", "s"),
+        ("llmserve tiny", "start: 4 graphs captured", "s"),
+        ("llmserve tiny", "step with a prompt of 24 tokens, graphs in pieces", "ms"),
         ("llmserve tiny", "decode, batch 2, context 20", "tokens/s"),
         ("transformers tiny", "transformers (sdpa) prefill, 24 tokens", "tokens/s"),
     ]:

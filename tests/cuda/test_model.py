@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,38 +9,28 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import PreTrainedModel
 
 from llmserve.core import NewSequence, SamplingParams, StepPlan
 from llmserve.errors import StepOutOfMemoryError
+from tests.cuda.checkpoints import VOCAB_SIZE, Checkpoint, make_small_checkpoint
 from tests.cuda.cuda_engine import CUDAEngine, ReplayingRecorder
 from tests.golden import reference
 from tests.golden.tiny_engine import TinyEngine, make_prompts
-from tests.make_checkpoints import ARCHITECTURES, make_model, save_checkpoint
 from tests.make_gguf import save_gguf
 
 NUM_TOKENS = 4
-VOCAB_SIZE = 96
 # Shorter and longer than a block, a chunk and a window.
 PROMPTS = make_prompts([3, 18], VOCAB_SIZE)
-SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
-Checkpoint = tuple[PreTrainedModel, Path]
-OTHERS: dict[str, dict[str, Any]] = {
-    "gemma3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
-}
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Name of an architecture -> (model, folder), with two small layers."""
+    """Name of an architecture -> (model, folder)."""
     made: dict[str, Checkpoint] = {}
 
     def get(name: str) -> Checkpoint:
         if name not in made:
-            kind = ARCHITECTURES[name]
-            settings = kind.settings | SIZES | {"num_hidden_layers": 2} | OTHERS.get(name, {})
-            model = make_model(dataclasses.replace(kind, settings=settings))
-            made[name] = model, save_checkpoint(model, tmp_path_factory.mktemp(name))
+            made[name] = make_small_checkpoint(name, tmp_path_factory.mktemp(name))
         return made[name]
 
     return get
@@ -51,7 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 def test_tokens_equal_transformers(
     name: str, checkpoint: Callable[[str], Checkpoint], cuda_module: Any, device: torch.device
 ) -> None:
-    """Prompts in chunks, decodes through graphs, a prompt of which the cache holds a part."""
+    """Prompts in chunks and decodes, through graphs; a prompt of which the cache holds a part."""
     model, folder = checkpoint(name)
     recorder = ReplayingRecorder(device)
     engine = CUDAEngine(folder, cuda_module, device, recorder=recorder, max_num_tokens=16)
@@ -63,6 +52,7 @@ def test_tokens_equal_transformers(
     assert [output.token_ids for output in outputs] == expected
     assert again[0].token_ids == expected[-1][:2]
     assert recorder.num_replays > 0
+    assert recorder.num_piecewise_replays > 0
 
 
 SAMPLINGS: dict[str, dict[str, Any]] = {

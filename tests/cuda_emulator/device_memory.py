@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,6 +29,9 @@ _NO_INDEX = {
     torch.int32: -1515870811,
     torch.int64: -6510615555426900571,
 }
+
+# Of the host's memory, at the address that is the first argument: launchers read it when called.
+_HOST_BYTES = {"dequantize": 64}
 
 
 @dataclass
@@ -71,6 +74,17 @@ class DeviceMemory:
         self._fresh.append(
             _Note(storage, begin, last + itemsize, tuple(tensor.shape), strides, itemsize, name)
         )
+
+    def fresh(self) -> list[_Note]:
+        """The tensors noted for the next call."""
+        return list(self._fresh)
+
+    def note_again(self, notes: list[_Note]) -> None:
+        """RuntimeError if one of the tensors is gone."""
+        for note in notes:
+            if note.storage.expired():
+                raise RuntimeError(f"{note.name} is gone, and its memory may have another use")
+        self._fresh += notes
 
     def buffers(self) -> list[tuple[int, torch.Tensor | None, int, str]]:
         """(address, mask or None, bytes, name) of all tensors of the next call; none overlap."""
@@ -119,7 +133,12 @@ class _Buffer(ctypes.Structure):
 
 
 class EmulatedModule:
-    """The functions of an emulated module; every call says first what it may touch."""
+    """The functions of an emulated module; every call says first what it may touch.
+
+    on_call: is given, at every call, what makes the same call again, with the same memory.
+    """
+
+    on_call: ClassVar[Callable[[Callable[[], object]], None] | None] = None
 
     def __init__(self, kernels: ModuleType, memory: DeviceMemory) -> None:
         assert kernels.__file__ is not None
@@ -133,6 +152,8 @@ class EmulatedModule:
         return functools.partial(self._call, attribute) if callable(attribute) else attribute
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if EmulatedModule.on_call is not None:
+            EmulatedModule.on_call(self._again(function, args, kwargs))
         buffers = self._memory.buffers()  # holds the masks
         self._set_buffers(
             [
@@ -148,12 +169,37 @@ class EmulatedModule:
             raise RuntimeError(finding.decode())
         return result
 
+    def _again(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], object]:
+        notes = self._memory.fresh()
+        num_bytes = _HOST_BYTES.get(function.__name__)
+        if num_bytes is not None:
+            host = ctypes.create_string_buffer(ctypes.string_at(args[0], num_bytes), num_bytes)
+            args = (host, *args[1:])
+
+        def call_again() -> object:
+            self._memory.note_again(notes)
+            return self._call(function, *map(_host_address, args), **kwargs)
+
+        return call_again
+
     def _set_buffers(self, buffers: list[_Buffer]) -> None:
         array = (_Buffer * len(buffers))(*buffers)
         self._control.llmserve_set_buffers(array, ctypes.c_int64(len(buffers)))
 
 
+def _host_address(argument: Any) -> Any:
+    is_buffer = isinstance(argument, ctypes.Array)
+    return ctypes.addressof(argument) if is_buffer else argument
+
+
 _data_ptr = torch.Tensor.data_ptr
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """data_ptr() that notes nothing."""
+    return _data_ptr(tensor)
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Callable
@@ -89,6 +90,15 @@ def test_graph_that_cannot_be_captured_ends_capturing_and_leaves_the_others(
     assert caplog.text.count("no memory for the graph") == 1
 
 
+def replace_graphs(monkeypatch: pytest.MonkeyPatch, graph: type) -> None:
+    """A class in place of torch's graphs, without a GPU."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+
+
 def test_graphs_may_be_dropped_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch refuses to capture into a pool whose graphs have all gone."""
     captured: list[weakref.ref[Any]] = []
@@ -104,11 +114,7 @@ def test_graphs_may_be_dropped_one_after_the_other(monkeypatch: pytest.MonkeyPat
         def replay(self) -> None:
             pass
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
-    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    replace_graphs(monkeypatch, Graph)
     recorder = CUDARecorder()
     runs: list[int] = []
 
@@ -117,3 +123,42 @@ def test_graphs_may_be_dropped_one_after_the_other(monkeypatch: pytest.MonkeyPat
 
     assert runs == [0, 0, 1, 1, 2, 2]  # each before its capture as well
     assert sum(graph() is not None for graph in captured) == 1
+
+
+def test_graphs_in_pieces_are_captured_one_behind_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    numbers = itertools.count()
+
+    class Graph:
+        def __init__(self) -> None:
+            self.number = next(numbers)
+
+        def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
+            log.append(f"begin {self.number}")
+
+        def capture_end(self) -> None:
+            log.append(f"end {self.number}")
+
+        def replay(self) -> None:
+            log.append(f"replay {self.number}")
+
+    def body(cut: Callable[[], None]) -> None:
+        log.append("first half")
+        cut()
+        log.append("second half")
+
+    replace_graphs(monkeypatch, Graph)
+
+    replays = CUDARecorder().record_pieces(body)
+
+    assert log == [
+        *("first half", "second half"),
+        *("begin 0", "first half", "end 0"),
+        *("begin 1", "second half", "end 1"),
+    ]
+    log.clear()
+    for replay in replays:
+        replay()
+    assert log == ["replay 0", "replay 1"]

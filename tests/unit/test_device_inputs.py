@@ -44,7 +44,7 @@ def test_step_lies_in_the_device_as_the_cpu_would_get_it() -> None:
     plan = StepPlan(["a", "b"], [4, 0], [2, 3], [True, True])
     arrays = rows.arrange(plan)
 
-    inputs.fill(arrays, make_feeds(rows, arrays), 2)
+    inputs.fill(arrays, make_feeds(rows, arrays))
     batch = inputs.batch(5, 2, arrays.max_query_len, arrays.max_seq_len)
 
     expected = rows.build(plan).forward
@@ -63,7 +63,7 @@ def test_padding_writes_nowhere_and_sees_nothing() -> None:
     rows, inputs = make_rows(), make_inputs()
     arrays = rows.arrange(StepPlan(["a", "b"], [5, 2], [1, 1], [True, True]))
 
-    inputs.fill(arrays, make_feeds(rows, arrays), 4)
+    inputs.fill(arrays, make_feeds(rows, arrays), num_seqs=4)
     batch = inputs.batch(4, 4, 1, 32)
 
     assert batch.token_ids.tolist() == [15, 22, 0, 0]
@@ -74,13 +74,29 @@ def test_padding_writes_nowhere_and_sees_nothing() -> None:
         assert group.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_tokens_of_no_sequence_are_padding_too() -> None:
+    rows, inputs = make_rows(), make_inputs()
+    arrays = rows.arrange(StepPlan(["a", "b"], [4, 2], [2, 1], [True, True]))
+
+    inputs.fill(arrays, make_feeds(rows, arrays), num_tokens=6)
+    batch = inputs.batch(6, 2, 2, 6)
+
+    assert batch.token_ids.tolist() == [14, 15, 22, 0, 0, 0]
+    assert inputs.source_rows(6).tolist() == [-1] * 6
+    for group, slots in zip(batch.groups, ([8, 9, 22], [16, 17, 26]), strict=True):
+        assert group.slot_mapping.tolist() == [*slots, -1, -1, -1]
+        assert group.positions.tolist() == [4, 5, 2, 0, 0, 0]
+        assert group.seq_lens.tolist() == [6, 3]
+        assert group.cu_seqlens_q.tolist() == [0, 2, 3]
+
+
 def test_inputs_keep_their_addresses_from_step_to_step() -> None:
     rows, inputs = make_rows(), make_inputs()
     kept = inputs.batch(1, 1, 1, 32)
 
     for name, num_computed, token_id in (("a", 5, 15), ("b", 2, 22), ("b", 0, 20)):
         arrays = rows.arrange(StepPlan([name], [num_computed], [1], [True]))
-        inputs.fill(arrays, make_feeds(rows, arrays), 1)
+        inputs.fill(arrays, make_feeds(rows, arrays))
 
         assert kept.token_ids.tolist() == [token_id]
         assert kept.groups[1].seq_lens.tolist() == [num_computed + 1]
@@ -92,7 +108,7 @@ def test_token_that_the_device_alone_knows_is_fed_from_its_row() -> None:
     rows.append_unknown_tokens(np.array([b]))
     arrays = rows.arrange(StepPlan(["a", "b"], [0, 3], [2, 1], [False, True]))
 
-    inputs.fill(arrays, make_feeds(rows, arrays), 2)
+    inputs.fill(arrays, make_feeds(rows, arrays))
 
     assert inputs.source_rows(3).tolist() == [-1, -1, b]
 

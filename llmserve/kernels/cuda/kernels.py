@@ -7,7 +7,9 @@ threads share it: one launches steps, the other reads what `result()` gives.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,18 @@ from llmserve.kernels.row_edit import RowEdit
 from llmserve.kernels.weight import Weight
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention, for any step whose queries lie in these tensors."""
+
+    q: torch.Tensor  # [num_rows, num_heads, head_dim], at least as many rows as the step's
+    out: torch.Tensor  # [num_rows, num_heads * head_dim]
+    cache: Cache
+    scale: float
+    sliding_window: int | None
+    logit_softcap: float | None
+
+
 class CUDAKernels:
     """Activations are of `act_dtype`. In tests the device is the CPU and the module is emulated."""
 
@@ -37,6 +51,7 @@ class CUDAKernels:
         self._workspaces: dict[str, torch.Tensor] = {}
         # Graphs that were captured with a smaller workspace go on using it.
         self._outgrown: list[torch.Tensor] = []
+        self._take_attention: Callable[[AttentionCall], None] | None = None
 
     def upload(self, weight: Weight | PackedWeight) -> DeviceMatrix:
         """Floats become those of the activations, as products are of one type."""
@@ -239,6 +254,9 @@ class CUDAKernels:
         logit_softcap: float | None,
         out: torch.Tensor,
     ) -> torch.Tensor:
+        if self._take_attention is not None:
+            self._take_attention(AttentionCall(q, out, cache, scale, sliding_window, logit_softcap))
+            return out
         num_bytes = self._module.attention_workspace_bytes(
             len(inputs.seq_lens), *q.shape[1:], inputs.max_seq_len, sliding_window or 0
         )
@@ -259,6 +277,29 @@ class CUDAKernels:
             v_scale=None if cache.scales is None else cache.scales.v,
             out=out,
             workspace=self._workspace("attention", num_bytes),
+        )
+
+    @contextmanager
+    def attention_left_to(self, take: Callable[[AttentionCall], None]) -> Iterator[None]:
+        """Meanwhile attention is not computed; `take` is given what compute_attention() needs."""
+        self._take_attention = take
+        try:
+            yield
+        finally:
+            self._take_attention = None
+
+    def compute_attention(
+        self, call: AttentionCall, groups: Sequence[StepInputs], num_tokens: int
+    ) -> None:
+        """Fills the first rows of call.out. groups: of the step, one per KV cache group."""
+        self.paged_attention(
+            call.q[:num_tokens],
+            call.cache,
+            groups[call.cache.group_id],
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            logit_softcap=call.logit_softcap,
+            out=call.out[:num_tokens],
         )
 
     def _sampling_workspace(self, num_rows: int, vocab_size: int) -> torch.Tensor:
