@@ -20,12 +20,15 @@ class Scratch:
         self._device = device
         self._dtype = dtype
         self._buffers: dict[str, torch.Tensor] = {}
+        # Captured graphs go on using the buffers that they were captured with.
+        self._outgrown: list[torch.Tensor] = []
 
     def take(self, role: str, num_rows: int, num_cols: int) -> torch.Tensor:
         """[num_rows, num_cols], contiguous, with arbitrary content."""
         size = num_rows * num_cols
         buffer = self._buffers.get(role)
         if buffer is None or buffer.numel() < size:
-            self._buffers.pop(role, None)
+            if buffer is not None and self._device.type != "cpu":
+                self._outgrown.append(buffer)
             buffer = self._buffers[role] = torch.empty(size, dtype=self._dtype, device=self._device)
         return buffer[:size].view(num_rows, num_cols)
