@@ -65,7 +65,8 @@ LLMSERVE_INLINE void add_byte_group(const TileScales<kTileRows>& scales, int g,
 
 // One tile of rows for kTokens tokens from `first` on.
 template <class Format, int kTokens>
-LLMSERVE_INLINE void multiply_byte_tile(const LinearArgs& args, int64_t row, int64_t first) {
+LLMSERVE_INLINE void multiply_byte_tile(const LinearArgs& args, int64_t row, int64_t first,
+                                        const uint8_t* last) {
   using Layout = Packed<Format>;
   const int64_t num_all_groups = args.weight.num_cols / kGroup;
   const int lane = static_cast<int>(row % kPackedRows);
@@ -80,7 +81,7 @@ LLMSERVE_INLINE void multiply_byte_tile(const LinearArgs& args, int64_t row, int
     for (int i = 0; i < num_groups; ++i) {
       const uint8_t* planes =
           chunk + Layout::kChunkHeader + i * Layout::kGroupBytes + Layout::kGroupHeader;
-      if (first == 0) prefetch_range(planes + kPrefetchBytes, Layout::kGroupBytes);
+      if (first == 0) prefetch_ahead(planes, Layout::kGroupBytes, last);
       add_byte_group<Format, kTokens>(scales, i, planes, lane, chunks, total);
     }
     chunk += num_bytes;
@@ -98,9 +99,10 @@ struct MultiplyBytes {
   template <class Format>
   void quantized() const {
     prefetch_range(packed_tile<Format>(args.weight, begin), kPrefetchBytes);
+    const uint8_t* const last = packed_tile<Format>(args.weight, end + kPackedRows - 1);
     for (int64_t row = begin; row < end; row += kTileRows) {
       for_token_groups<8>(static_cast<int>(args.num_tokens), [&](auto tokens, int first) {
-        multiply_byte_tile<Format, decltype(tokens)::value>(args, row, first);
+        multiply_byte_tile<Format, decltype(tokens)::value>(args, row, first, last);
       });
     }
   }

@@ -235,6 +235,7 @@ void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
   TileScales<kTileRows> scales;
   // The hardware would take a while to notice that a new stream begins.
   prefetch_range(packed_tile<Format>(args.weight, begin), kPrefetchBytes);
+  const uint8_t* const last = packed_tile<Format>(args.weight, end + kPackedRows - 1);
   for (int64_t row = begin; row < end; row += kTileRows) {
     const uint8_t* chunk = packed_tile<Format>(args.weight, row);
     const int lane = static_cast<int>(row % kPackedRows);
@@ -247,7 +248,7 @@ void multiply_packed_few(const LinearArgs& args, int64_t begin, int64_t end) {
       for (int g = 0; g < num_groups; ++g) {
         const uint8_t* planes =
             chunk + Layout::kChunkHeader + g * Layout::kGroupBytes + Layout::kGroupHeader;
-        prefetch_range(planes + kPrefetchBytes, Layout::kGroupBytes);
+        prefetch_ahead(planes, Layout::kGroupBytes, last);
         add_tile_group<Format, kTokens>(
             scales, g, chunks,
             [&](int q, Isa::Shorts pairs[2]) {

@@ -59,5 +59,10 @@ LLMSERVE_INLINE void prefetch_range(const uint8_t* begin, int num_bytes) {
   for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(begin + i, 0, 2);
 }
 
+// What comes kPrefetchBytes behind `begin`, unless it is behind `end`: another thread's.
+LLMSERVE_INLINE void prefetch_ahead(const uint8_t* begin, int num_bytes, const uint8_t* end) {
+  if (begin + kPrefetchBytes < end) prefetch_range(begin + kPrefetchBytes, num_bytes);
+}
+
 }  // namespace
 }  // namespace llmserve
