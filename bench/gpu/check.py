@@ -45,7 +45,13 @@ WRITE_GGUF = [
 ]
 MODULE = ROOT / "llmserve" / f"_cuda_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
 # These need no device: they test the emulator, the compiler's reports, this program.
-HOST_TESTS = ["test_emulator", "test_emulated_numbers", "test_ptxas", "test_gpu_check"]
+HOST_TESTS = [
+    "test_emulator",
+    "test_emulated_numbers",
+    "test_recording",
+    "test_ptxas",
+    "test_gpu_check",
+]
 SANITIZER_FAILS = "9"
 
 
