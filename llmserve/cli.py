@@ -222,7 +222,9 @@ def _read_config_file(path: str) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise StartupError(f"--config {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise StartupError(f"--config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())

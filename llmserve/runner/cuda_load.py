@@ -99,7 +99,9 @@ def load_cuda_runner(
         )
 
     # Before weights are read: whether it can fit, and how long a context.
-    estimate = estimate_activations(model, config.scheduler)
+    estimate = estimate_activations(
+        model, config.scheduler.token_budget, config.scheduler.max_num_seqs
+    )
     first = plan_with(weights.num_bytes, estimate, config.model.max_model_len)
 
     def make_runner(spec: KVCacheSpec, num_blocks: int) -> CUDARunner:

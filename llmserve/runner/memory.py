@@ -225,8 +225,18 @@ def _budget(
     available_bytes: int,
     measured_bytes: int | None,
 ) -> MemoryBudget:
+    """Raises StartupError for steps of more tokens than there can be memory for."""
     cache_bytes = num_blocks * spec.bytes_per_block
-    activation_bytes = measured_bytes or estimate_activations(model, scheduler)
+    # No step has more tokens than the cache holds.
+    num_tokens = min(scheduler.token_budget, (num_blocks - 1) * spec.block_size)
+    activation_bytes = measured_bytes or estimate_activations(
+        model, num_tokens, scheduler.max_num_seqs
+    )
+    if activation_bytes > available_bytes:
+        raise StartupError(
+            f"--max-num-batched-tokens is {scheduler.token_budget}; a step of {num_tokens} tokens "
+            f"needs {activation_bytes} bytes, and {available_bytes} are available"
+        )
     rest = available_bytes - weight_bytes - cache_bytes - activation_bytes
     share = (num_blocks - 1) / blocks_per_context
     capacity = f"{share:.1f} x {max_model_len} tokens"
@@ -245,19 +255,19 @@ def _budget(
             BudgetRow(
                 "activations",
                 activation_bytes,
-                f"at most, {scheduler.token_budget} tokens in a step",
+                f"at most, {num_tokens} tokens in a step",
             ),
             BudgetRow("rest", max(0, rest), "left of the memory that was available"),
         )
     )
 
 
-def estimate_activations(model: DecoderConfig, scheduler: SchedulerConfig) -> int:
+def estimate_activations(model: DecoderConfig, num_tokens: int, max_num_seqs: int) -> int:
     """Residual stream, one layer's intermediate values, and a slice of logits."""
     num_q = model.num_heads * model.head_dim
     num_kv = model.num_kv_heads * model.head_dim
     attention = 2 * num_q + 2 * num_kv
     mlp = 3 * model.intermediate_size
     per_token = 3 * model.hidden_size + max(attention, mlp)
-    logits = max_logit_rows(scheduler.max_num_seqs) * model.vocab_size
-    return 4 * (scheduler.token_budget * per_token + logits)
+    logits = max_logit_rows(max_num_seqs) * model.vocab_size
+    return 4 * (num_tokens * per_token + logits)

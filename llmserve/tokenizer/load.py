@@ -41,7 +41,12 @@ _GEMMA_TEMPLATE = """\
         + 'this form and nothing else:\\n<tool_call>\\n{"name": "FUNCTION", "arguments": '
         + '{"PARAMETER": "VALUE"}}\\n</tool_call>\\nIf none does, answer in words.\\n\\n' -%}
 {%- endif -%}
+{%- set roles = ['system', 'developer', 'user', 'assistant', 'tool'] -%}
 {%- for message in messages -%}
+    {%- if message.role not in roles -%}
+        {{- raise_exception('the role of a message is ' + (message.role | tojson)
+            + '; it must be one of ' + (roles | join(', '))) -}}
+    {%- endif -%}
     {%- set content = (message.content or '') | trim -%}
     {%- if message.role == 'tool' -%}
         {%- set content = '<tool_response>\\n' + content + '\\n</tool_response>' -%}

@@ -309,7 +309,7 @@ async def test_error_before_a_stream_is_an_http_error(served: Served) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"min_p": 2}, "min_p"),
-        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -668,6 +668,11 @@ def test_the_built_in_gemma_template_takes_turns_in_any_order() -> None:
     assert text.startswith("<bos><start_of_turn>user\nT0\n\nT1<end_of_turn>\n")
 
 
+def test_the_built_in_gemma_template_takes_no_role_that_it_does_not_know() -> None:
+    with pytest.raises(RequestError, match='"asistant"; it must be one of system, developer, user'):
+        demo()[1].render([USER, {"role": "asistant", "content": "a"}, USER])
+
+
 def test_the_built_in_gemma_template_tells_of_tools_calls_and_results() -> None:
     function = {"name": "lamp", "arguments": '{"on": true}'}
     calls = [{"id": "1", "type": "function", "function": function}]

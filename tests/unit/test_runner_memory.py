@@ -121,6 +121,21 @@ def test_budget_counts_contexts_of_the_lowered_length() -> None:
     assert "100 blocks of 16 tokens in float16: 1.0 x 1584 tokens" in plan.budget.lines()[1]
 
 
+def test_steps_hold_no_more_tokens_than_the_cache() -> None:
+    scheduler = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=100_000_000)
+
+    plan = make_plan(scheduler=scheduler)
+
+    assert f"{(plan.num_blocks - 1) * 16} tokens in a step" in "\n".join(plan.budget.lines())
+
+
+def test_steps_that_no_memory_holds_are_an_error() -> None:
+    scheduler = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=100_000_000)
+
+    with pytest.raises(StartupError, match="--max-num-batched-tokens is 100000000"):
+        make_plan(scheduler=scheduler, available=512 * MIB)
+
+
 def test_cache_for_not_even_one_token_is_an_error() -> None:
     with pytest.raises(StartupError, match="the model's context needs"):
         make_plan(num_gpu_blocks_override=1)

@@ -124,10 +124,14 @@ def _format(value: object, field: str) -> dict[str, Any]:
 
 
 def _metadata(value: object, field: str) -> dict[str, str]:
-    is_map = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-    if not is_map or len(value) > 16:  # type: ignore[arg-type]  # a dict, as checked before
+    if not isinstance(value, dict):
         refuse(field, value, "an object of up to 16 strings")
-    return value  # type: ignore[return-value]  # as above
+    if len(value) > 16:
+        refuse(field, value, f"one of up to 16 strings, not {len(value)}")
+    for name, item in value.items():
+        if not isinstance(item, str):
+            refuse(f"{field}.{name}", item, "a string")
+    return value
 
 
 def _only(*allowed: object) -> Any:
