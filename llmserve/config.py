@@ -130,9 +130,11 @@ class CacheConfig:
 # With 128 tokens the CPU's kernels are as fast as with more, and who decodes waits less.
 _CPU_TOKEN_BUDGET = 128
 # Of prompts beside sequences that decode: 32 tokens compute for a few times as long as a step reads
-# weights; 4 for each sequence keep up with prompts that are a few times as long as their answers.
+# weights; 4 for each sequence keep up with prompts that are a few times as long as their answers;
+# and what waits shall not wait for more than some 32 steps.
 _CPU_PROMPT_TOKENS_BESIDE_DECODES = 32
 _CPU_PROMPT_TOKENS_PER_DECODE = 4
+_CPU_STEPS_FOR_WAITING_TOKENS = 32
 _CUDA_TOKEN_BUDGET = 2048
 
 
@@ -145,7 +147,7 @@ class SchedulerConfig:
         0,
         "most tokens in one step (the token budget); 0: 128, with CUDA 2048, or --max-num-seqs if "
         "that is more; without CUDA 0 also limits prompts in a step that decodes n sequences to 32 "
-        "tokens or 4n if that is more",
+        "tokens, 4n or a 32nd of what waits, whatever is most",
     )
     long_prefill_token_threshold: int = setting(
         0, "most prompt tokens of one request in one step; 0: the token budget alone"
@@ -175,12 +177,19 @@ class SchedulerConfig:
         """Most tokens in one step."""
         return self.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, self.max_num_seqs)
 
-    def prompt_tokens_beside(self, num_decodes: int) -> int:
-        """Most tokens of prompts in a step that decodes so many sequences."""
+    def prompt_tokens_beside(self, num_decodes: int, num_waiting_tokens: int) -> int:
+        """Most tokens of prompts in a step that decodes so many sequences.
+
+        num_waiting_tokens: of prompts, still to be computed.
+        """
         budget = self.token_budget - num_decodes
         if self.max_num_batched_tokens or not num_decodes:
             return budget
-        share = max(_CPU_PROMPT_TOKENS_BESIDE_DECODES, _CPU_PROMPT_TOKENS_PER_DECODE * num_decodes)
+        share = max(
+            _CPU_PROMPT_TOKENS_BESIDE_DECODES,
+            _CPU_PROMPT_TOKENS_PER_DECODE * num_decodes,
+            num_waiting_tokens // _CPU_STEPS_FOR_WAITING_TOKENS,
+        )
         return min(budget, share)
 
     @property

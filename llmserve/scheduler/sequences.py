@@ -50,6 +50,15 @@ class Sequences:
         """The one that gives way when blocks run out."""
         return max(chain(self.decoding, self.prefilling), key=self._key)
 
+    def count_waiting_tokens(self, limit: int) -> int:
+        """Known tokens that are still to be computed, but those of decodes; `limit` at most."""
+        num_tokens = 0
+        for request in chain(self.prefilling, self.waiting):
+            num_tokens += request.num_tokens - request.num_computed_tokens
+            if num_tokens >= limit:
+                return limit
+        return num_tokens
+
     def get(self, request_id: str | None) -> Request | None:
         return self._requests.get(request_id) if request_id else None
 

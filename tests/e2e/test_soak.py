@@ -17,7 +17,8 @@ NUM_REQUESTS = 500
 async def complete(client: httpx.AsyncClient, seed: int) -> tuple[int, int]:
     """One whole request; returns (tokens asked for, tokens that came)."""
     rng = random.Random(seed)
-    num_tokens = rng.randint(1, 12)
+    # Long ones outgrow the blocks that they started with, and the cache is full by then.
+    num_tokens = rng.randint(1, 12) if rng.random() < 0.9 else 80
     body = {
         "prompt": [rng.randrange(1000, 30000) for _ in range(rng.randint(1, 60))],
         "max_tokens": num_tokens,
@@ -75,7 +76,7 @@ def wait_until_idle(server: ServerProcess) -> None:
 
 @pytest.mark.timeout(600)
 def test_500_requests_a_third_cut_off_leave_nothing_behind() -> None:
-    flags = ("--max-model-len", "512", "--num-gpu-blocks-override", "48")
+    flags = ("--max-model-len", "512", "--num-gpu-blocks-override", "40")
     with running_server(*flags, "--disable-log-requests") as server:
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
         num_fds = server.num_fds()

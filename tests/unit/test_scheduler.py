@@ -72,6 +72,18 @@ def test_by_default_prompts_leave_decodes_most_of_a_step() -> None:
     assert beside_two.num_scheduled_tokens == [1, 1, 32]
 
 
+def test_prompts_that_pile_up_get_more_of_a_step() -> None:
+    loop = Loop(max_num_batched_tokens=0, max_num_seqs=16, num_blocks=1024, max_model_len=512)
+    loop.add(make_request("a", range(8)))
+    loop.step()
+    for i in range(6):
+        loop.add(make_request(f"long{i}", range(1000 * i, 1000 * i + 400)))
+
+    plan = loop.step()
+
+    assert plan.num_scheduled_tokens == [1, 6 * 400 // 32]
+
+
 def test_a_budget_that_is_set_is_for_prompts_too() -> None:
     loop = Loop(max_num_batched_tokens=128, num_blocks=128, max_model_len=256)
     loop.add(make_request("a", range(8)))
