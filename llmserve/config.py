@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -177,14 +178,16 @@ class SchedulerConfig:
         """Most tokens in one step."""
         return self.max_num_batched_tokens or max(_CPU_TOKEN_BUDGET, self.max_num_seqs)
 
-    def prompt_tokens_beside(self, num_decodes: int, num_waiting_tokens: int) -> int:
+    def prompt_tokens_beside(self, num_decodes: int, count_waiting: Callable[[int], int]) -> int:
         """Most tokens of prompts in a step that decodes so many sequences.
 
-        num_waiting_tokens: of prompts, still to be computed.
+        `count_waiting` counts those that are still to be computed, up to a limit. It is called only
+        where they matter, as it may take a while.
         """
         budget = self.token_budget - num_decodes
         if self.max_num_batched_tokens or not num_decodes:
             return budget
+        num_waiting_tokens = count_waiting(_CPU_STEPS_FOR_WAITING_TOKENS * budget)
         share = max(
             _CPU_PROMPT_TOKENS_BESIDE_DECODES,
             _CPU_PROMPT_TOKENS_PER_DECODE * num_decodes,

@@ -14,7 +14,6 @@ from llmserve.scheduler.sequences import Sequences
 from llmserve.scheduler.steps_in_flight import StepInFlight, StepsInFlight
 
 Chunk = tuple[Request, int]  # and how many of its tokens a step computes
-_MAX_COUNTED_TOKENS = 8192  # more that wait make no difference to a step
 
 
 class StepPlanner:
@@ -29,14 +28,14 @@ class StepPlanner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_chunk: int,
-        prompt_tokens_beside: Callable[[int, int], int],
+        prompt_tokens_beside: Callable[[int, Callable[[int], int]], int],
         manager: KVCacheManager,
         sequences: Sequences,
         steps: StepsInFlight,
         clock: Callable[[], float],
     ) -> None:
         """`max_chunk`: most tokens of one sequence in one step. `prompt_tokens_beside`: most tokens
-        of prompts in a step, by how many sequences decode in it and how many tokens wait."""
+        of prompts in a step, by how many sequences decode in it and a count of those that wait."""
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_chunk = max_chunk
@@ -55,9 +54,10 @@ class StepPlanner:
         self._is_short_of_blocks = False
         num_preemptions = self._sequences.num_preemptions
         decodes = self._schedule_decodes(plan)
-        budget = self._max_num_batched_tokens - len(decodes)
-        num_waiting_tokens = self._sequences.count_waiting_tokens(_MAX_COUNTED_TOKENS)
-        budget = min(budget, self._prompt_tokens_beside(len(decodes), num_waiting_tokens))
+        budget = min(
+            self._max_num_batched_tokens - len(decodes),
+            self._prompt_tokens_beside(len(decodes), self._sequences.count_waiting_tokens),
+        )
         chunks = self._schedule_prefilling(plan, budget)
         if self._sequences.num_preemptions > num_preemptions:
             decodes = [request for request in decodes if request.status is RequestStatus.RUNNING]

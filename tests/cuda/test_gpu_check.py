@@ -104,13 +104,17 @@ class FakeGPU:
         return Outcome(FAILED if phase.name == self.failing else OK, 1.0)
 
 
-def test_on_a_gpu_everything_is_built_tested_and_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    """The kernels are built for it."""
     module = tmp_path / "module.so"
     module.touch()
-    gpu = FakeGPU(monkeypatch, module)
+    return FakeGPU(monkeypatch, module)
 
+
+def test_on_a_gpu_everything_is_built_tested_and_measured(
+    gpu: FakeGPU, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = check.Check(tmp_path / "out", is_quick=False, is_tiny=False).run()
 
     assert status == 0
@@ -142,11 +146,8 @@ def test_on_a_gpu_everything_is_built_tested_and_measured(
 
 
 def test_what_can_be_built_on_a_gpu_is_tested_and_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpu: FakeGPU, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = tmp_path / "module.so"
-    module.touch()
-    gpu = FakeGPU(monkeypatch, module)
     gpu.failing = "build"
 
     status = check.Check(tmp_path / "out", is_quick=False, is_tiny=False).run()

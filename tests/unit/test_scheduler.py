@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llmserve.config import SchedulerConfig
 from llmserve.errors import ContextLengthError, StartupError
 from tests.scheduler_builders import Loop, make_request
 
@@ -93,6 +94,20 @@ def test_a_budget_that_is_set_is_for_prompts_too() -> None:
     plan = loop.step()
 
     assert plan.num_scheduled_tokens == [1, 127]
+
+
+def test_waiting_tokens_are_counted_only_where_they_matter() -> None:
+    limits: list[int] = []
+
+    def count(limit: int) -> int:
+        limits.append(limit)
+        return limit
+
+    assert SchedulerConfig(max_num_batched_tokens=256).prompt_tokens_beside(5, count) == 251
+    assert SchedulerConfig().prompt_tokens_beside(0, count) == 128
+    assert limits == []
+    assert SchedulerConfig(max_num_seqs=512).prompt_tokens_beside(2, count) == 510
+    assert limits == [32 * 510]
 
 
 def test_no_more_than_max_num_seqs_run() -> None:
