@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from llmserve.grammar.schema_bounds import check_intersections
+from llmserve.grammar.schema_bounds import check_intersections, check_root_reference
 from llmserve.grammar.schema_numbers import ANNOTATIONS, bound_numbers
 from llmserve.grammar.spec import GrammarError
 
@@ -80,6 +80,7 @@ def guidance_schema(
         raise GrammarError("a JSON schema must be an object or true")
     _check_depth(schema)
     plain = _convert(schema)
+    check_root_reference(plain)
     check_intersections(plain)
     parts = list(_walk(plain))
     _name_objects(parts)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 
 from llmserve.grammar.spec import GrammarError
-from llmserve.grammar.state import describe
+from llmserve.grammar.state import NO_TEXT, describe
 from llmserve.grammar.vocabulary import Vocabulary
 
 _NUM_TOKENS = 24
@@ -28,7 +28,7 @@ def probe(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
     if matcher.is_error():
         raise GrammarError(describe(matcher.get_error()))
     if not any(matcher.compute_bitmask()) and not matcher.is_error():
-        raise GrammarError("no text matches the grammar")
+        raise GrammarError(NO_TEXT)
     walk = matcher.deep_copy()
     draw = random.Random(0)
     num_slow = 0
@@ -63,4 +63,6 @@ def _draw(
 def _check(matcher: LLMatcher) -> None:
     if matcher.is_error():
         reason = describe(matcher.get_error())
-        raise GrammarError(f"the grammar is too complex, outputs could not follow it: {reason}")
+        if reason != NO_TEXT:
+            reason = f"the grammar is too complex, outputs could not follow it: {reason}"
+        raise GrammarError(reason)

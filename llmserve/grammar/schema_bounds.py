@@ -6,6 +6,7 @@ from __future__ import annotations
 import urllib.parse
 from typing import Any
 
+from llmserve.grammar.schema_numbers import ANNOTATIONS
 from llmserve.grammar.spec import GrammarError
 
 _MAX_PATTERNS = 3
@@ -22,6 +23,20 @@ def check_intersections(schema: _Schema) -> None:
     """Raises GrammarError where more than three patterns and formats, or two multipleOf, hold for
     one value by allOf, $ref, alternatives, or properties and patternProperties of the same name."""
     _Search(schema).run()
+
+
+def check_root_reference(schema: _Schema) -> None:
+    """Raises GrammarError where the schema is nothing but references that go round in a circle."""
+    seen: set[int] = set()
+    node: object = schema
+    while isinstance(node, dict) and node.keys() - ANNOTATIONS == {"$ref"}:
+        if id(node) in seen:
+            raise GrammarError(
+                f"the $ref {str(node['$ref'])[:60]!r} in the JSON schema leads back to itself "
+                "without end, so it says nothing of the value"
+            )
+        seen.add(id(node))
+        node = _target(schema, node["$ref"])
 
 
 class _Search:
@@ -67,27 +82,28 @@ class _Search:
             schema = pending.pop()
             all_of = schema.get("allOf")
             parts = list(all_of) if isinstance(all_of, list) else []
-            parts.append(self._target(schema.get("$ref")))
+            parts.append(_target(self._root, schema.get("$ref")))
             for part in parts:
                 if isinstance(part, dict) and id(part) not in found:
                     found[id(part)] = (part, 0)
                     pending.append(part)
         return tuple(found.values())
 
-    def _target(self, ref: object) -> object:
-        """llguidance says what is wrong with a reference to nothing."""
-        if not isinstance(ref, str) or not ref.startswith("#"):
+
+def _target(root: _Schema, ref: object) -> object:
+    """llguidance says what is wrong with a reference to nothing."""
+    if not isinstance(ref, str) or not ref.startswith("#"):
+        return None
+    node: object = root
+    for raw in urllib.parse.unquote(ref[1:]).split("/")[1:]:
+        name = raw.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
+        elif isinstance(node, dict):
+            node = node.get(name)
+        else:
             return None
-        node: object = self._root
-        for raw in urllib.parse.unquote(ref[1:]).split("/")[1:]:
-            name = raw.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
-                node = node[int(name)]
-            elif isinstance(node, dict):
-                node = node.get(name)
-            else:
-                return None
-        return node
+    return node
 
 
 def _check(schemas: list[_Schema]) -> None:

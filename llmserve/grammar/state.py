@@ -13,6 +13,7 @@ from llmserve.grammar.marker import Marker
 from llmserve.grammar.spec import GrammarError
 
 _SHOWN_CHARS = 300
+NO_TEXT = "no text matches the grammar"
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _QUOTED_SOURCE = re.compile(r"\n +\d+ \| |<state>|<non-verbose/>")
 
@@ -89,7 +90,7 @@ class _DelayedState:
 def describe(error: str) -> str:
     """An error of llguidance without the place in a text that the caller has not written."""
     if error.startswith("NoExtension"):
-        return "no text matches the grammar"
+        return NO_TEXT
     error = _QUOTED_SOURCE.split(error, maxsplit=1)[0]
     error = _PLACE.sub("", error).replace("failed to compile JSON schema: ", "")
     error = error.replace("Unimplemented keys:", "unsupported keywords:")

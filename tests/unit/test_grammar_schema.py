@@ -287,7 +287,8 @@ def test_options_for_the_compiler_in_a_schema_are_ignored() -> None:
         ({"properties": {"foo": "bar"}}, "schema must be an object or boolean"),
         ({"$ref": "#/$defs/none"}, "/$defs/none"),
         ({"$ref": "https://example.com/x.json"}, "https://example.com/x.json"),
-        ({"$ref": "#"}, "no text matches"),
+        ({"$ref": "#"}, "the $ref '#' in the JSON schema leads back to itself without end"),
+        ({"anyOf": [{"$ref": "#"}]}, "no text matches the grammar"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "string", "pattern": "("}, "unclosed group"),
@@ -303,6 +304,18 @@ def test_options_for_the_compiler_in_a_schema_are_ignored() -> None:
 )  # fmt: skip
 def test_what_cannot_be_enforced_is_refused_by_name(schema: Any, message: str) -> None:
     assert message in refusal(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def test_schema_of_references_that_go_round_is_not_called_complex() -> None:
+    to = {name: {"$ref": f"#/$defs/{name}"} for name in "abc"}
+    circle = {**to["a"], "title": "t", "$defs": {"a": to["b"], "b": to["a"]}}
+    list_of = {**to["a"], "$defs": {"a": to["b"], "b": {"type": "array", "items": to["a"]}}}
+
+    message = refusal(GrammarKind.JSON_SCHEMA, json.dumps(circle))
+
+    assert "'#/$defs/b' in the JSON schema leads back to itself" in message
+    assert "complex" not in refusal(GrammarKind.JSON_SCHEMA, '{"allOf":[{"$ref":"#"}]}')
+    assert accepts_json(list_of, "[[],[[]]]")
 
 
 def test_deep_schemas_are_refused_and_not_followed() -> None:
