@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from llmserve.api.context import CONTEXT
 from llmserve.api.json_parser import parse_json
@@ -54,7 +55,9 @@ async def read_body(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(limit) from None
     except web.RequestPayloadError as error:
-        raise RequestError(f"the request body cannot be read: {error}") from error
+        cause = error.__cause__  # in its own words, without a status and a line break
+        reason = cause.message if isinstance(cause, HttpProcessingError) else error
+        raise RequestError(f"the request body cannot be read: {reason}") from error
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

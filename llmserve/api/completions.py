@@ -76,7 +76,8 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
     ignored = note_ignored(request, fields, context)
     _check_combinations(request)
     check_stream_fields(request)
-    prompts = [_encode(value, request, context) for value in split_prompts(request.prompt)]
+    named = split_prompts(request.prompt)
+    prompts = [_encode(value, name, request, context) for name, value in named.items()]
     wanted = [request.prompt_logprobs, request.logprobs if request.echo else None]
     counts = [count for count in wanted if count is not None]
     sampling = make_sampling_params(
@@ -118,10 +119,13 @@ def prepare_completion(body: bytes, context: ApiContext, request_id: str) -> _Pr
     )
 
 
-def _encode(value: str | list[int], request: CompletionRequest, context: ApiContext) -> Prompt:
+def _encode(
+    value: str | list[int], name: str, request: CompletionRequest, context: ApiContext
+) -> Prompt:
     prompt = encode_prompt(
         value,
         context,
+        name=name,
         add_special_tokens=request.add_special_tokens,
         is_bounded=request.truncate_prompt_tokens is None,
     )

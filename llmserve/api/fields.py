@@ -137,8 +137,8 @@ def id_list(value: object, field: str) -> list[int]:
     if not isinstance(value, list):
         refuse(field, value, "a list of token ids")
     if not set(map(type, value)) <= {int}:
-        wrong = next(item for item in value if type(item) is not int)
-        refuse(field, wrong, "a list of token ids (integers)")
+        position = next(i for i, item in enumerate(value) if type(item) is not int)
+        refuse(f"{field}[{position}]", value[position], "a token id (an integer)")
     return value
 
 
@@ -153,14 +153,11 @@ def text_list(value: object, field: str) -> list[str]:
 
 
 def check_vocabulary(ids: list[int], vocab_size: int, field: str) -> None:
-    """Raises RequestError for an id outside the vocabulary. O(len(ids)), no Python loop."""
+    """Raises RequestError naming an id outside the vocabulary. O(len(ids)), no Python loop."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return
-    wrong = next(i for i in ids if not 0 <= i < vocab_size)
-    raise RequestError(
-        f"{field} holds the token id {shorten(wrong)}; ids must be from 0 to {vocab_size - 1}",
-        param=field,
-    )
+    position = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
+    refuse(f"{field}[{position}]", ids[position], f"a token id from 0 to {vocab_size - 1}")
 
 
 def validate(model: type[_M], body: dict[str, Any]) -> _M:

@@ -36,27 +36,27 @@ class Prompt:
     text: str | None = None
 
 
-def split_prompts(value: object) -> list[str | list[int]]:
-    """The prompts of a completions request, in order. Raises RequestError."""
+def split_prompts(value: object) -> dict[str, str | list[int]]:
+    """The prompts of a completions request in order, by name: prompt, or prompt[0] and so on.
+
+    Raises RequestError.
+    """
     if isinstance(value, str):
-        return [value]
+        return {"prompt": value}
     if not isinstance(value, list):
         refuse("prompt", value, _PROMPT_FORMS)
     if not value:
         raise RequestError("prompt is an empty list; it must hold a prompt", param="prompt")
     kinds = set(map(type, value))
-    if kinds == {str}:
-        return list(value)
     if kinds == {int}:
-        return [value]
-    if kinds != {list}:
+        return {"prompt": value}
+    if kinds not in ({str}, {list}):
         _refuse_mixture(value)
-    for position, ids in enumerate(value):
-        if not id_list(ids, f"prompt[{position}]"):
-            raise RequestError(
-                f"prompt[{position}] is an empty list; it must hold token ids", param="prompt"
-            )
-    return list(value)
+    named = {f"prompt[{position}]": prompt for position, prompt in enumerate(value)}
+    for name, prompt in named.items():
+        if isinstance(prompt, list) and not id_list(prompt, name):
+            raise RequestError(f"{name} is an empty list; it must hold token ids", param=name)
+    return named
 
 
 def _refuse_mixture(value: list[object]) -> NoReturn:
@@ -72,10 +72,14 @@ def encode_prompt(
     prompt: str | list[int],
     context: ApiContext,
     *,
+    name: str,
     add_special_tokens: bool,
     is_bounded: bool = False,
 ) -> Prompt:
-    """Raises RequestError for an id outside the vocabulary or a prompt without tokens."""
+    """Raises RequestError for an id outside the vocabulary or a prompt without tokens.
+
+    name: what an error calls a list of ids, as prompt[1].
+    """
     if isinstance(prompt, str):
         if is_bounded:
             refuse_overlong(prompt, context)
@@ -83,7 +87,7 @@ def encode_prompt(
         if not ids:
             raise RequestError("prompt is empty; it must have at least one token", param="prompt")
         return Prompt(ids, prompt)
-    check_vocabulary(prompt, context.model.vocab_size, "prompt")
+    check_vocabulary(prompt, context.model.vocab_size, name)
     return Prompt(prompt)
 
 

@@ -48,7 +48,7 @@ def make_sampling_params(
     vocab_size = model.vocab_size
     check_vocabulary(request.allowed_token_ids or [], vocab_size, "allowed_token_ids")
     check_vocabulary(request.stop_token_ids, vocab_size, "stop_token_ids")
-    check_vocabulary([token_id for token_id, _ in request.logit_bias], vocab_size, "logit_bias")
+    _check_biased_ids(request, vocab_size)
     if request.priority != 0 and model.scheduling_policy != "priority":
         raise RequestError(
             f"priority is {request.priority}; this server ignores priorities, so it must be 0 "
@@ -82,6 +82,16 @@ def make_sampling_params(
         skip_special_tokens=request.skip_special_tokens,
         spaces_between_special_tokens=request.spaces_between_special_tokens,
     )
+
+
+def _check_biased_ids(request: GenerationFields, vocab_size: int) -> None:
+    highest = max((token_id for token_id, _ in request.logit_bias), default=0)
+    if highest >= vocab_size:
+        raise RequestError(
+            f"logit_bias has the key {highest}; its keys must be token ids from 0 to "
+            f"{vocab_size - 1}",
+            param="logit_bias",
+        )
 
 
 def _refuse_equal_choices(request: GenerationFields) -> None:

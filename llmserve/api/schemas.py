@@ -87,8 +87,10 @@ def _object(value: object, field: str) -> dict[str, Any]:
 
 
 def _documents(value: object, field: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(d, dict) for d in value):
+    if not isinstance(value, list):
         refuse(field, value, "a list of objects")
+    for position, document in enumerate(value):
+        _object(document, f"{field}[{position}]")
     return value
 
 
@@ -96,6 +98,10 @@ def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         refuse(field, value, "a string")
     return value
+
+
+def _no_budget(value: object, field: str) -> None:
+    refuse_unsupported(field, "completions do not tell thinking from text; leave it out")
 
 
 def _best_of_one(value: object, field: str) -> None:
@@ -134,7 +140,9 @@ _SALT = {"type": "string", "minLength": 1, "maxLength": MAX_CACHE_SALT_CHARS}
 _REQUEST_ID = {"type": "string", "pattern": "^[!-~]{1,128}$"}
 _ID_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STRINGS = {"type": "array", "items": {"type": "string", "minLength": 1}}
-_STOP = {"anyOf": [{"type": "string", "minLength": 1}, {**_STRINGS, "maxItems": MAX_STOP_STRINGS}]}
+STOP_SCHEMA = {
+    "anyOf": [{"type": "string", "minLength": 1}, {**_STRINGS, "maxItems": MAX_STOP_STRINGS}]
+}
 _BIASES = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,18}$"},
@@ -205,7 +213,7 @@ class GenerationFields(BaseModel):
     frequency_penalty: Annotated[float, real(-2, 2)] = 0.0
     repetition_penalty: Annotated[float, real(0.001, 1000)] | None = None
     seed: Annotated[int, integer(-INT64_MAX - 1, requirement="a 64-bit integer")] | None = None
-    stop: Annotated[tuple[str, ...], checked(_stop, _STOP)] = ()
+    stop: Annotated[tuple[str, ...], checked(_stop, STOP_SCHEMA)] = ()
     stop_token_ids: TokenIds = []
     ignore_eos: bool = False
     min_tokens: Annotated[int, integer(0)] = 0
@@ -259,7 +267,7 @@ class CompletionRequest(GenerationFields):
     logprobs: Logprobs | None = None
     echo: bool = False
     best_of: Annotated[int, integer(1, MAX_N)] | None = None
-    thinking_token_budget: Refused = None
+    thinking_token_budget: Annotated[None, checked(_no_budget, {"type": "null"})] = None
     suffix: Annotated[str, checked(_text)] | None = None
     prompt_embeds: Refused = None
     add_special_tokens: bool = True

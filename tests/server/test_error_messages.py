@@ -37,6 +37,15 @@ def kind(name: str) -> dict[str, Any]:
             "structured_outputs.choice is a list of 0; it must be a list of at least one string "
             "that is not empty",
         ),
+        (
+            {"stop_token_ids": [5, "a"]},
+            'stop_token_ids[1] is "a"; it must be a token id (an integer)',
+        ),
+        (
+            {"stop_token_ids": [5, 6, 258]},
+            "stop_token_ids[2] is 258; it must be a token id from 0 to 257",
+        ),
+        ({"documents": [{}, 5]}, "documents[1] is 5; it must be an object"),
         ({"stream_options": 5}, "stream_options is 5; it must be an object"),
         ({"tools": [{"type": "browser"}]}, 'tools[0].type is "browser"; it must be function'),
         (
@@ -56,6 +65,34 @@ async def test_message_names_what_is_wrong(
 
     assert answer.status == 400
     assert answer.error["message"] == message
+    assert answer.error["param"] == message.split(" is ")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("/detokenize", {"tokens": [1, True]}, "tokens[1] is true; it must be a token id"),
+        ("/detokenize", {"tokens": [1, -1]}, "tokens[1] is -1; it must be a token id from 0"),
+        ("/v1/completions", {"prompt": [1, 258]}, "prompt[1] is 258; it must be a token id"),
+        ("/v1/completions", {"prompt": [[1], [2, 258]]}, "prompt[1][1] is 258; it must be a"),
+        ("/v1/completions", {"prompt": [[1], [2, "a"]]}, 'prompt[1][1] is "a"; it must be a'),
+        ("/v1/completions", {"prompt": [[1], []]}, "prompt[1] is an empty list"),
+        (
+            "/v1/responses",
+            {"input": "a", "include": ["reasoning.encrypted_content", "x"]},
+            'include[1] is "x"; it must be one of',
+        ),
+        ("/v1/responses", {"input": "a", "stop": ["a", 5]}, "stop[1] is 5; it must be a string"),
+        ("/v1/responses", {"input": "a", "stop": 5}, "stop is 5; it must be a string or a list"),
+    ],
+)
+async def test_wrong_item_of_a_list_is_named(
+    served: Served, path: str, fields: dict[str, Any], message: str
+) -> None:
+    answer = await served.post(path, {"model": MODEL, **fields})
+
+    assert answer.status == 400
+    assert answer.error["message"].startswith(message)
     assert answer.error["param"] == message.split(" is ")[0]
 
 

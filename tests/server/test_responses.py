@@ -305,7 +305,7 @@ async def test_error_before_a_stream_is_an_http_error(served: Served) -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"include": ["everything"]}, "include"),
+        ({"include": ["everything"]}, "include[0]"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"min_p": 2}, "min_p"),

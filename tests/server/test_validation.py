@@ -52,7 +52,7 @@ NOT_SERVED: list[tuple[str, Any]] = [
     ("response_format", {"type": "structural_tag"}),
     ("structured_outputs", {"choice": ["a"], "regex": "a"}),
     ("structured_outputs", {"lark": "a"}),
-    ("thinking_token_budget", 5),
+    *(("thinking_token_budget", value) for value in (5, [], "", {})),
 ]
 
 MALFORMED_FORMAT: list[Any] = [

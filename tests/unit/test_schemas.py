@@ -53,7 +53,7 @@ def test_any_prompt_is_split_or_refused(value: Any) -> None:
     refusal = refusal_of(split_prompts, value)
 
     if refusal is None:
-        assert all(isinstance(prompt, str | list) for prompt in split_prompts(value))
+        assert all(isinstance(prompt, str | list) for prompt in split_prompts(value).values())
     else:
         assert (refusal.param or "").startswith("prompt")
 
@@ -118,8 +118,10 @@ def test_vocabulary_check_finds_every_bad_id(ids: list[int]) -> None:
     if is_good:
         check_vocabulary(ids, 10, "prompt")
     else:
-        with pytest.raises(RequestError, match="prompt holds the token id"):
+        position = next(position for position, i in enumerate(ids) if not 0 <= i < 10)
+        with pytest.raises(RequestError, match="it must be a token id from 0 to 9") as refusal:
             check_vocabulary(ids, 10, "prompt")
+        assert refusal.value.param == f"prompt[{position}]"
 
 
 def test_generation_config_gives_defaults_and_end_ids(caplog: pytest.LogCaptureFixture) -> None:

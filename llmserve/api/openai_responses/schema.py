@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from llmserve.api.fields import checked, integer, real, refuse, refuse_unsupported
 from llmserve.api.openai_responses.items import check_input
+from llmserve.api.schemas import STOP_SCHEMA
 
 MAX_TOP_LOGPROBS = 20
 _INCLUDABLE = (
@@ -108,9 +109,9 @@ def _tool_choice(value: object, field: str) -> str | dict[str, Any]:
 def _include(value: object, field: str) -> list[str]:
     if not isinstance(value, list):
         refuse(field, value, "a list of strings")
-    for item in value:
+    for position, item in enumerate(value):
         if item not in _INCLUDABLE:
-            refuse(field, item, f"a list of strings out of {', '.join(_INCLUDABLE)}")
+            refuse(f"{field}[{position}]", item, f"one of {', '.join(_INCLUDABLE)}")
     return value
 
 
@@ -192,7 +193,7 @@ class ResponsesRequest(ResponsesPrompt):
     top_k: Annotated[int, integer(-1, requirement="-1 or 0 (off) or a positive integer")] | None = (
         None
     )
-    stop: str | list[str] | None = None  # as in chat, which checks it
+    stop: Annotated[Any, WithJsonSchema(STOP_SCHEMA)] = None  # as in chat, which checks it
     top_logprobs: Annotated[int, integer(0, MAX_TOP_LOGPROBS)] = 0
     include: Annotated[
         list[str], checked(_include, {"type": "array", "items": {"enum": list(_INCLUDABLE)}})
