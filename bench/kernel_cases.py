@@ -123,10 +123,7 @@ def linear_case(memory: Memory, type: GGMLType, shape: tuple[int, int], num_toke
     x, out = torch.randn(num_tokens, num_cols), torch.empty(num_tokens, num_rows)
 
     def call(data: torch.Tensor) -> Callable[[], object]:
-        if type.is_quantized:
-            weight = Weight(data, type, num_rows, num_cols, is_packed=True)
-        else:
-            weight = Weight(data.reshape(num_rows, -1), type, num_rows, num_cols)
+        weight = Weight(data, type, num_rows, num_cols, is_packed=True)
         return lambda: kernels.linear(x, weight, None, out)
 
     return Case(

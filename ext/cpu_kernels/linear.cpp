@@ -35,27 +35,6 @@ const LinearKernels& kernels() {
   return kLinearPortable;
 }
 
-// Null if the CPU has no such instructions, or a part is not as they need it.
-const ByteKernels* byte_kernels(const LinearPart* parts, int64_t num_parts) {
-#if defined(__x86_64__)
-  if (get_instruction_set() < InstructionSet::kAvx512Vnni) return nullptr;
-  for (int64_t i = 0; i < num_parts; ++i) {
-    if (!(parts[i].type & kByteActivations) || !(parts[i].type & kPacked)) return nullptr;
-  }
-  return &kBytesAvx512Vnni;
-#else
-  return nullptr;
-#endif
-}
-
-// Null if the CPU has no such instructions.
-const BFloat16Kernels* bfloat16_kernels() {
-#if defined(__x86_64__)
-  if (get_instruction_set() == InstructionSet::kAvx512Bf16) return &kBFloat16Avx512;
-#endif
-  return nullptr;
-}
-
 // Elements and bytes of a block, from the GGUF specification.
 struct BlockSize {
   int64_t num_cols;
@@ -93,6 +72,30 @@ BlockSize block_size(int type) {
   throw std::invalid_argument("ggml type " + std::to_string(type) + " is not supported");
 }
 
+bool is_quantized(int64_t type) { return block_size(static_cast<int>(type)).num_cols > 1; }
+
+// Null if the CPU has no such instructions, or a part is not as they need it.
+const ByteKernels* byte_kernels(const LinearPart* parts, int64_t num_parts) {
+#if defined(__x86_64__)
+  if (get_instruction_set() < InstructionSet::kAvx512Vnni) return nullptr;
+  for (int64_t i = 0; i < num_parts; ++i) {
+    const int64_t type = parts[i].type;
+    if (!(type & kByteActivations) || !(type & kPacked) || !is_quantized(type)) return nullptr;
+  }
+  return &kBytesAvx512Vnni;
+#else
+  return nullptr;
+#endif
+}
+
+// Null if the CPU has no such instructions.
+const BFloat16Kernels* bfloat16_kernels() {
+#if defined(__x86_64__)
+  if (get_instruction_set() == InstructionSet::kAvx512Bf16) return &kBFloat16Avx512;
+#endif
+  return nullptr;
+}
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Room for rounded activations, kept for the next call of the same thread.
@@ -121,7 +124,7 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
   for (int64_t i = 0; i < num_parts; ++i) {
     num_rows += parts[i].num_rows;
     num_tiles += divide_up(parts[i].num_rows, k.tile_rows);
-    has_quantized |= block_size(static_cast<int>(parts[i].type)).num_cols > 1;
+    has_quantized |= is_quantized(parts[i].type);
     has_bfloat16 |= (parts[i].type & kTypeMask) == kBFloat16;
   }
   const BFloat16Kernels* bfloat16 = has_bfloat16 ? bfloat16_kernels() : nullptr;
@@ -163,9 +166,10 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
       const int64_t tiles = divide_up(part.num_rows, k.tile_rows);
       const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, tiles);
       if (first < last) {
-        const auto multiply = bytes                                      ? bytes->multiply
-                              : bfloat16 && weight.type == kBFloat16 ? bfloat16->multiply
-                                                                         : k.multiply;
+        const bool is_bfloat16 = (weight.type & kTypeMask) == kBFloat16;
+        const auto multiply = bytes                     ? bytes->multiply
+                              : bfloat16 && is_bfloat16 ? bfloat16->multiply
+                                                        : k.multiply;
         multiply({x, chunks, byte_chunks, x_bfloat16, weight, part.bias, part_out, num_rows,
                   num_tokens},
                  first * k.tile_rows, std::min(last * k.tile_rows, part.num_rows));

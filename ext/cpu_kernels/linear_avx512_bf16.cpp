@@ -26,12 +26,13 @@ struct Isa : Avx512 {
 }  // namespace
 }  // namespace llmserve
 
+#include "llmserve/float_formats.h"
 #include "llmserve/linear_rows.h"
 
 namespace llmserve {
 namespace {
 
-constexpr int kColumnsInBlock = 16;  // 32 bytes of each row are transposed at a time
+constexpr int kColumnsInBlock = kRowBlock / BFloat16::kBytes;
 constexpr int kPairsInBlock = kColumnsInBlock / 2;
 constexpr int kChunkColumns = 256;
 // A lane has a row, and in it two neighbouring columns.
@@ -68,16 +69,55 @@ LLMSERVE_INLINE void unpack_block(const uint8_t* const rows[kTileRows], int64_t 
   for (int p = 0; p < kPairsInBlock; ++p) store(pairs[p], quads[p]);
 }
 
+// The next chunk of a tile of rows as they are stored: transposed into a tile.
+struct StoredRows {
+  const uint8_t* rows[kTileRows];
+  int64_t prefetch_lead;
+  alignas(64) Pairs tile[kChunkColumns / 2];
+
+  StoredRows(const Matrix& weight, int64_t row)
+      : prefetch_lead(kPrefetchRows * weight.num_cols * BFloat16::kBytes) {
+    find_rows<kTileRows>(weight, weight.num_cols * BFloat16::kBytes, row, rows);
+  }
+
+  LLMSERVE_INLINE const Pairs* next(int num_cols) {
+    for (int c = 0; c < num_cols; c += kColumnsInBlock) {
+      for (int r = 0; r < kTileRows; ++r) {
+        if (c % 32 == 0) prefetch_range(rows[r] + prefetch_lead, 64);
+      }
+      unpack_block(rows, num_cols - c, tile + c / 2);
+      for (auto& row : rows) row += kRowBlock;
+    }
+    return tile;
+  }
+};
+
+// The same of a packed tile, which is multiplied where it lies.
+struct PackedRows {
+  const uint8_t* words;
+
+  PackedRows(const Matrix& weight, int64_t row) : words(packed_floats<BFloat16>(weight, row)) {}
+
+  LLMSERVE_INLINE const Pairs* next(int num_cols) {
+    const auto* tile = reinterpret_cast<const Pairs*>(words);
+    words += packed_floats_bytes<BFloat16>(num_cols);
+    return tile;
+  }
+};
+
 // Adds a chunk to the totals of kTokens tokens. Two sums each, so that one instruction need not
-// wait for the last.
-template <int kTokens>
+// wait for the last. What comes `kPrefetchBytes` later is fetched meanwhile if it lies before `last`.
+template <int kTokens, bool kFetches>
 LLMSERVE_INLINE void add_chunk(const Pairs* tile, int num_pairs, const uint16_t* x, int64_t stride,
-                               float (*total)[kTileRows]) {
+                               const uint8_t* last, float (*total)[kTileRows]) {
   __m512 sums[2][kTokens];
   for (auto& sum : sums) {
     for (int t = 0; t < kTokens; ++t) sum[t] = _mm512_setzero_ps();
   }
   for (int p = 0; p < num_pairs; p += 2) {
+    if (kFetches) {
+      prefetch_ahead(reinterpret_cast<const uint8_t*>(tile[p]), 2 * kPackedWordBytes, last);
+    }
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       const auto w = load<__m512bh>(tile[p + i]);
@@ -93,37 +133,48 @@ LLMSERVE_INLINE void add_chunk(const Pairs* tile, int num_pairs, const uint16_t*
   }
 }
 
-void multiply(const LinearArgs& args, int64_t row_begin, int64_t row_end) {
+template <class Rows>
+void multiply_rows(const LinearArgs& args, int64_t row_begin, int64_t row_end) {
+  constexpr bool kIsPacked = std::is_same<Rows, PackedRows>::value;
   const int64_t num_cols = args.weight.num_cols;
-  const int64_t row_bytes = num_cols * static_cast<int64_t>(sizeof(uint16_t));
   const int64_t stride = bfloat16_stride(num_cols);
-  alignas(64) Pairs tile[kChunkColumns / 2];
+  const uint8_t* last = nullptr;
+  if (kIsPacked) {
+    prefetch_range(packed_floats<BFloat16>(args.weight, row_begin), kPrefetchBytes);
+    last = packed_floats<BFloat16>(args.weight, row_end + kTileRows - 1);
+  }
   alignas(64) float total[kTokenBlock][kTileRows];
   for (int64_t first = 0; first < args.num_tokens; first += kTokenBlock) {
     const int64_t left = args.num_tokens - first;
     const int num_tokens = static_cast<int>(left < kTokenBlock ? left : kTokenBlock);
     for (int64_t row = row_begin; row < row_end; row += kTileRows) {
-      const uint8_t* rows[kTileRows];
-      find_rows<kTileRows>(args.weight, row_bytes, row, rows);
+      Rows rows(args.weight, row);
       for (int t = 0; t < num_tokens; ++t) store(total[t], V{});
       for (int64_t begin = 0; begin < num_cols; begin += kChunkColumns) {
         const int64_t cols_left = num_cols - begin;
         const int cols = static_cast<int>(cols_left < kChunkColumns ? cols_left : kChunkColumns);
-        for (int c = 0; c < cols; c += kColumnsInBlock) {
-          for (int r = 0; r < kTileRows; ++r) {
-            if (c % 32 == 0) prefetch_range(rows[r] + kPrefetchRows * row_bytes, 64);
-          }
-          unpack_block(rows, cols - c, tile + c / 2);
-          for (int r = 0; r < kTileRows; ++r) rows[r] += kColumnsInBlock * sizeof(uint16_t);
-        }
+        const Pairs* tile = rows.next(cols);
         const int num_pairs = (cols + kColumnsInBlock - 1) / kColumnsInBlock * kPairsInBlock;
         const uint16_t* x = args.x_bfloat16 + first * stride + begin;
         for_token_groups<8>(num_tokens, [&](auto tokens, int t) {
-          add_chunk<decltype(tokens)::value>(tile, num_pairs, x + t * stride, stride, total + t);
+          constexpr int kTokens = decltype(tokens)::value;
+          if (kIsPacked && t == 0) {
+            add_chunk<kTokens, true>(tile, num_pairs, x, stride, last, total);
+          } else {
+            add_chunk<kTokens, false>(tile, num_pairs, x + t * stride, stride, last, total + t);
+          }
         });
       }
       store_rows<kTileRows, V>(args, row, first, num_tokens, total);
     }
+  }
+}
+
+void multiply(const LinearArgs& args, int64_t row_begin, int64_t row_end) {
+  if (args.weight.type & kPacked) {
+    multiply_rows<PackedRows>(args, row_begin, row_end);
+  } else {
+    multiply_rows<StoredRows>(args, row_begin, row_end);
   }
 }
 

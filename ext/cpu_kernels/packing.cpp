@@ -1,4 +1,5 @@
-// Rearranges quantised matrices into packed tiles (packed_tiles.h). Happens once, at start-up.
+// Rearranges matrices into packed tiles (packed_tiles.h, float_formats.h). Happens once, at start-up.
+#include <algorithm>
 #include <cstring>
 
 #include "llmserve/linear.h"
@@ -9,6 +10,8 @@
 
 namespace llmserve {
 namespace {
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Isa {
   static LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bits, uint8_t value) {
@@ -72,8 +75,7 @@ struct Pack {
     const int64_t num_groups = weight.num_cols / kGroup;
     const int64_t row_bytes = num_groups / Format::kGroupsInBlock * Format::kBlockBytes;
     const int64_t tile_bytes = Packed<Format>::tile_bytes(weight.num_cols);
-    const int64_t num_tiles = (weight.num_rows + kPackedRows - 1) / kPackedRows;
-    parallel_for(num_tiles, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(divide_up(weight.num_rows, kPackedRows), 1, [&](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) {
         uint8_t* target = out + tile * tile_bytes;
         std::memset(target, 0, static_cast<size_t>(tile_bytes));
@@ -91,8 +93,26 @@ struct Pack {
       }
     });
   }
+
   template <class Format>
-  void floating() const {}
+  void floating() const {
+    const int64_t row_bytes = weight.num_cols * Format::kBytes;
+    const int64_t tile_bytes = packed_floats_bytes<Format>(weight.num_cols);
+    parallel_for(divide_up(weight.num_rows, kPackedRows), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t tile = begin; tile < end; ++tile) {
+        uint8_t* target = out + tile * tile_bytes;
+        std::memset(target, 0, static_cast<size_t>(tile_bytes));
+        const int64_t rows = std::min<int64_t>(weight.num_rows - tile * kPackedRows, kPackedRows);
+        const uint8_t* from = weight.data + tile * kPackedRows * row_bytes;
+        for (int64_t c = 0; c < row_bytes; c += kWordBytes, target += kPackedWordBytes) {
+          const auto bytes = static_cast<size_t>(std::min<int64_t>(row_bytes - c, kWordBytes));
+          for (int64_t r = 0; r < rows; ++r) {
+            std::memcpy(target + r * kWordBytes, from + r * row_bytes + c, bytes);
+          }
+        }
+      }
+    });
+  }
 };
 
 struct PackedBytes {
@@ -101,10 +121,12 @@ struct PackedBytes {
 
   template <class Format>
   void quantized() const {
-    result = (num_rows + kPackedRows - 1) / kPackedRows * Packed<Format>::tile_bytes(num_cols);
+    result = divide_up(num_rows, kPackedRows) * Packed<Format>::tile_bytes(num_cols);
   }
   template <class Format>
-  void floating() const {}
+  void floating() const {
+    result = divide_up(num_rows, kPackedRows) * packed_floats_bytes<Format>(num_cols);
+  }
 };
 
 }  // namespace

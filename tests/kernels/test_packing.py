@@ -31,7 +31,7 @@ from tests.kernels.weight_builders import (
 if HAS_EXT:
     from llmserve import _cpu_kernels
 
-    INSTRUCTION_SETS = [s for s in _cpu_kernels.available_instruction_sets() if s != "avx512_bf16"]
+    INSTRUCTION_SETS = _cpu_kernels.available_instruction_sets()
 else:
     INSTRUCTION_SETS = ["reference"]
 
@@ -62,6 +62,8 @@ def byte_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 
 
 def col_counts(type: GGMLType) -> list[int]:
+    if not type.is_quantized:
+        return [1, 7, 16, 31, 96, 257, 640]
     return [c for c in (32, 96, 256, 288, 768) if c % type.block_len == 0]
 
 
@@ -71,14 +73,14 @@ def test_packed_matrix_has_the_same_values(type: GGMLType) -> None:
         for num_rows in (1, 15, 16, 17, 33):
             packed = kept(random_weight(type, num_rows, num_cols))
 
-            assert packed.is_packed == (HAS_EXT and type.is_quantized)
+            assert packed.is_packed == HAS_EXT
             expected = torch.from_numpy(values_of(random_weight(type, num_rows, num_cols)))
             assert torch.equal(dequantize(packed), expected)
             ids = torch.tensor([num_rows - 1, 0])
             assert torch.equal(embedding(ids, packed), expected[ids])
 
 
-@pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
+@pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
 def test_products_have_the_same_bits(type: GGMLType) -> None:
     for num_cols in col_counts(type):
         for num_rows, num_tokens in [
@@ -125,6 +127,14 @@ def test_products_with_activations_of_8_bits_are_those_of_rounded_ones(type: GGM
         assert (error <= 1e-6 * magnitudes + 1e-6 * magnitudes.max()).all()
 
 
+@pytest.mark.parametrize("type", [GGMLType.F32, GGMLType.BF16], ids=lambda type: type.name)
+def test_products_with_floats_ignore_the_bits_of_activations(type: GGMLType) -> None:
+    weight = kept(random_weight(type, 33, 96))
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1))
+
+    assert torch.equal(byte_products(x, weight), linear(x, weight))
+
+
 @needs_ext
 @pytest.mark.parametrize("byte", [0x00, 0x80, 0xFF])
 @pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
@@ -139,17 +149,18 @@ def test_largest_numbers_of_8_bits_do_not_overflow(type: GGMLType, byte: int) ->
 
 def test_packed_and_stored_matrices_stack() -> None:
     weights = [random_weight(type, 21, 256) for type in (GGMLType.Q4_K, GGMLType.F16)]
-    weights += [kept(random_weight(type, 21, 256)) for type in (GGMLType.Q6_K, GGMLType.Q8_0)]
+    kinds = (GGMLType.Q6_K, GGMLType.BF16, GGMLType.Q8_0)
+    weights += [kept(random_weight(type, 21, 256)) for type in kinds]
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1))
 
-    y = stacked_linear(x, StackedWeights(weights, [None, None, torch.ones(21), None]))
+    y = stacked_linear(x, StackedWeights(weights, [None, None, torch.ones(21), None, None]))
 
     parts = [linear(x, w, torch.ones(21) if i == 2 else None) for i, w in enumerate(weights)]
     assert torch.equal(y, torch.cat(parts, dim=1))
 
 
 @needs_ext
-@pytest.mark.parametrize("type", QUANTIZED, ids=lambda type: type.name)
+@pytest.mark.parametrize("type", TYPES, ids=lambda type: type.name)
 def test_packing_costs_less_than_a_twentieth(type: GGMLType) -> None:
     stored = 1024 * type.row_bytes(2048)
 

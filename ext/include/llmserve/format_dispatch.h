@@ -1,15 +1,11 @@
 // From the number of a storage type to its struct.
 #pragma once
 
+#include "llmserve/float_formats.h"
 #include "llmserve/ggml_formats.h"
-#include "llmserve/linear.h"
 
 namespace llmserve {
 namespace {
-
-struct Float32;
-struct Float16;
-struct BFloat16;
 
 // Calls f.quantized<Format>() or f.floating<Format>() for the number of a ggml type, with or
 // without the flags of linear.h.

@@ -6,7 +6,7 @@
 
 namespace llmserve {
 
-// Added to the number of a quantised type: the matrix is packed, as pack() makes it.
+// Added to the number of a type: the matrix is packed, as pack() makes it.
 constexpr int kPacked = 0x100;
 // Added to the types of all parts of a product: activations are quantised to 8 bits, not to 16.
 constexpr int kByteActivations = 0x200;
@@ -41,10 +41,10 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
 // out[i] = row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
 void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids);
 
-// Bytes of a matrix of a quantised type, once it is packed.
+// Bytes of a matrix once it is packed.
 int64_t packed_bytes(int type, int64_t num_rows, int64_t num_cols);
 
-// Rearranges a matrix of a quantised type as packed_tiles.h describes. The kernels then read one
+// Rearranges a matrix as packed_tiles.h and float_formats.h describe. The kernels then read one
 // stream, and need not transpose what they read.
 void pack(const Matrix& weight, uint8_t* out);
 

@@ -13,7 +13,7 @@ constexpr int kTokenBlock = 128;    // tokens for which an unpacked tile is used
 constexpr int kPrefetchRows = 32;  // how far ahead rows are fetched into the second-level cache
 // The same in packed tiles. Fetched a group at a time: where the core asks for a whole chunk at once,
 // it waits for it, and then the memory waits for the products.
-constexpr int kPrefetchBytes = 16384;
+constexpr int kPrefetchBytes = 6144;
 
 using V = Isa::Floats;
 constexpr int kTileRows = Isa::kTileRows;
