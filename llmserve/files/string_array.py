@@ -44,3 +44,28 @@ class StringArray(Sequence[str]):
         for end in ends:
             yield str(data[begin : end - prefix_bytes], "utf-8")
             begin = end
+
+    def spans(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The bytes of the file from the first string on (a view), where in them each string
+        begins, and its length: [num_bytes], [num_strings], [num_strings]."""
+        first, last = int(self._starts[0]), int(self._starts[-1])
+        # Of no strings nothing is left, not even a place in the file.
+        num_bytes = max(last - self._prefix_bytes - first, 0)
+        text = np.frombuffer(self._data, np.uint8, num_bytes, first if num_bytes else 0)
+        begins = self._starts - first
+        return text, begins[:-1], np.diff(begins) - self._prefix_bytes
+
+    def first_damaged(self) -> int | None:
+        """The index of the first string that is not UTF-8; None if all are."""
+        text, begins, lengths = self.spans()
+        # One look at all strings is enough, for what lies between two of them is ASCII too: the
+        # prefix of a string of fewer than 128 bytes is, and those of others are blanked.
+        long = begins[lengths > 127]
+        if long.size:
+            text = text.copy()
+            text[np.subtract.outer(long[long > 0], np.arange(1, self._prefix_bytes + 1))] = 0
+        try:
+            str(text.data, "utf-8")
+        except UnicodeDecodeError as error:
+            return int(np.searchsorted(begins, error.start, "right")) - 1
+        return None

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sentencepiece
 
 from llmserve.errors import StartupError
 from llmserve.tokenizer.byte_decoding import BytesTokenizer
-from llmserve.tokenizer.gguf_vocab import GGUFVocab, TokenType
+from llmserve.tokenizer.gguf_vocab import GGUFVocab, TokenType, string_spans
 from llmserve.tokenizer.token_matcher import TokenMatcher
 from llmserve.tokenizer.tokenizer import check_encodable
 
@@ -109,28 +110,63 @@ def _load(vocab: GGUFVocab, *, add_space_prefix: bool) -> sentencepiece.Sentence
 
 
 def _model_proto(vocab: GGUFVocab, *, add_space_prefix: bool) -> bytes:
-    """A `sentencepiece.ModelProto`, encoded by hand: the protobuf library takes ten times as long.
+    """A `sentencepiece.ModelProto`, encoded by hand: the protobuf library takes a second.
 
     Fields as in sentencepiece_model.proto: ModelProto.pieces 1, .trainer_spec 2,
     .normalizer_spec 3; SentencePiece.piece 1, .score 2, .type 3.
     """
     types = _proto_types(vocab)
     unk_id = types.index(TokenType.UNKNOWN)
-    tails = _score_and_type_fields(vocab, types)
-    tokens = [token.encode() for token in vocab.tokens]
-    for token_id in vocab.ids_of_type(TokenType.USER_DEFINED):
-        tokens[token_id] = vocab.tokens[token_id].replace(" ", _SPACE).encode()
-    heads = {length: _piece_head(length) for length in set(map(len, tokens))}
-    offsets = range(0, len(tails), _TAIL_BYTES)
-    fields = [
-        heads[len(token)] + token + tails[offset : offset + _TAIL_BYTES]
-        for token, offset in zip(tokens, offsets, strict=True)
-    ]
     has_bytes = TokenType.BYTE in types
     trainer = _int_field(3, _BPE) + _int_field(35, has_bytes) + _int_field(40, unk_id)
     trainer += b"".join(_int_field(number, -1) for number in (41, 42, 43))  # bos, eos, pad: ours
     normalizer = _int_field(3, add_space_prefix) + _int_field(4, False) + _int_field(5, True)
-    return b"".join(fields) + _message_field(2, trainer) + _message_field(3, normalizer)
+    return _pieces(vocab, types) + _message_field(2, trainer) + _message_field(3, normalizer)
+
+
+def _pieces(vocab: GGUFVocab, types: list[int]) -> bytes:
+    """Field 1 of the model for every token: a head, the text, a tail. Whole arrays at a time, as a
+    loop over 262,144 tokens takes 0.2 s."""
+    text, begins, lengths = _piece_texts(vocab)
+    distinct, kinds = np.unique(lengths, return_inverse=True)
+    heads = [_piece_head(length) for length in distinct.tolist()]
+    head_sizes = np.array([len(head) for head in heads])[kinds]
+    ends = np.cumsum(head_sizes + lengths + _TAIL_BYTES)
+    out = np.empty(ends[-1], np.uint8)
+    tails = ends - _TAIL_BYTES
+    for i, values in enumerate(_score_and_type_fields(vocab, types).T):
+        out[tails + i] = values
+    texts = tails - lengths
+    for i in range(max(map(len, heads))):
+        has_more = head_sizes > i
+        values = np.array([head[i] if i < len(head) else 0 for head in heads], np.uint8)
+        out[(texts - head_sizes + i)[has_more]] = values[kinds[has_more]]
+    # The byte at place i of a text comes from `begins` + i and goes to `texts` + i.
+    firsts = np.cumsum(lengths) - lengths
+    places = np.arange(lengths.sum())
+    out[np.repeat(texts - firsts, lengths) + places] = text[
+        np.repeat(begins - firsts, lengths) + places
+    ]
+    return out.tobytes()
+
+
+def _piece_texts(
+    vocab: GGUFVocab,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Bytes, where in them the text of each token begins, and its length."""
+    text, begins, lengths = string_spans(vocab.tokens)
+    spelled = {
+        token_id: token.replace(" ", _SPACE).encode()
+        for token_id in vocab.ids_of_type(TokenType.USER_DEFINED)
+        if " " in (token := vocab.tokens[token_id])
+    }
+    if not spelled:
+        return text, begins, lengths
+    ids = list(spelled)
+    sizes = [len(new) for new in spelled.values()]
+    lengths[ids] = sizes
+    begins[ids] = len(text) + np.cumsum(sizes) - sizes
+    return np.append(text, np.frombuffer(b"".join(spelled.values()), np.uint8)), begins, lengths
 
 
 def _piece_head(length: int) -> bytes:
@@ -139,14 +175,14 @@ def _piece_head(length: int) -> bytes:
     return b"\x0a" + _varint(len(piece) + length + _TAIL_BYTES) + piece
 
 
-def _score_and_type_fields(vocab: GGUFVocab, types: list[int]) -> bytes:
-    """Fields 2 (float) and 3 (enum) of every piece, _TAIL_BYTES each."""
+def _score_and_type_fields(vocab: GGUFVocab, types: list[int]) -> npt.NDArray[np.uint8]:
+    """Fields 2 (float) and 3 (enum) of every piece: [num_tokens, _TAIL_BYTES]."""
     tails = np.empty((len(types), _TAIL_BYTES), np.uint8)
     tails[:, 0] = 0x15
     tails[:, 1:5] = vocab.scores().astype("<f4").view(np.uint8).reshape(-1, 4)
     tails[:, 5] = 0x18
     tails[:, 6] = types
-    return tails.tobytes()
+    return tails
 
 
 def _proto_types(vocab: GGUFVocab) -> list[int]:

@@ -130,6 +130,18 @@ def read_strings(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
     return strings
 
 
+def string_spans(
+    strings: Sequence[str],
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Bytes, where in them the UTF-8 of each string begins, and its length in bytes."""
+    if isinstance(strings, StringArray):
+        return strings.spans()
+    encoded = [string.encode() for string in strings]
+    lengths = np.array([len(string) for string in encoded], np.int64)
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    return text, np.cumsum(lengths) - lengths, lengths
+
+
 def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> npt.NDArray[np.int32]:
     value = metadata.get(_PREFIX + "token_type")
     if value is None:

@@ -107,6 +107,14 @@ def test_empty_array_at_the_end_of_the_file_is_read(tmp_path: Path, item_type: i
     assert list(file.metadata["a"]) == []
 
 
+def test_strings_of_all_lengths_are_read(tmp_path: Path) -> None:
+    texts = ["", "é" * 64, "a", "x" * 127, "日" * 1000, ""]
+
+    file = open_bytes(tmp_path, raw_gguf((array("a", STRING, 6, b"".join(map(string, texts))),)))
+
+    assert list(file.metadata["a"]) == texts
+
+
 def test_demo_model_equals_what_the_gguf_package_reads() -> None:
     path = demo_model_path(print)
 
@@ -157,6 +165,10 @@ DAMAGED = {
     "string of 'a' ends past": raw_gguf((array("a", STRING, 1, struct.pack("<Q", 1 << 63)),)),
     "string 1 of 'a' is not UTF-8": raw_gguf(
         (array("a", STRING, 2, string("x") + string(b"\x80")),)
+    ),
+    # The length of the next string would complete the character.
+    "string 0 of 'a' is not UTF-8": raw_gguf(
+        (array("a", STRING, 2, string(b"x\xc3") + string("y" * 0xA0)),)
     ),
     "not a power of two": raw_gguf((key("general.alignment", UINT32, struct.pack("<I", 0)),)),
     "alignment that is not a power": raw_gguf(

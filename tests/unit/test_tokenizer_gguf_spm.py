@@ -11,12 +11,14 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
 from llmserve.errors import RequestError, StartupError
 from llmserve.files.demo import demo_model_path
 from llmserve.files.gguf import GGUFFile
-from llmserve.tokenizer.gguf_spm import GGUFSpmTokenizer
+from llmserve.tokenizer.gguf_spm import GGUFSpmTokenizer, _model_proto
+from llmserve.tokenizer.gguf_vocab import GGUFVocab
 from tests.pauses import pauses_during
 from tests.unit.tokenizer_builders import (
     SPECIAL_TEXTS,
@@ -150,6 +152,20 @@ def test_ids_outside_the_vocabulary_decode_to_nothing() -> None:
     assert ours.decode([-1, ours.vocab_size, 10**12]) == ""
     assert ours.token_str(-1) == ""
     assert ours.token_bytes(ours.vocab_size) == b""
+
+
+def test_the_model_made_of_a_vocabulary_holds_its_pieces_of_all_lengths() -> None:
+    metadata = spm_metadata(trained(False))
+    metadata["tokenizer.ggml.tokens"][-2:] = ["x" * 140, "é" * 9000]
+    vocab = GGUFVocab.read(metadata)
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(_model_proto(vocab, add_space_prefix=False))
+
+    spelled = [token.replace(" ", "▁") for token in vocab.tokens]
+    assert [piece.piece for piece in proto.pieces] == spelled
+    assert [piece.score for piece in proto.pieces] == vocab.scores().tolist()
+    assert [piece.type for piece in proto.pieces] == vocab.types.tolist()
 
 
 def test_a_lone_surrogate_is_refused() -> None:
