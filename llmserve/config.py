@@ -132,10 +132,10 @@ class CacheConfig:
 _CPU_TOKEN_BUDGET = 128
 # Of prompts beside sequences that decode: 32 tokens compute for a few times as long as a step reads
 # weights; 4 for each sequence keep up with prompts that are a few times as long as their answers;
-# and what waits shall not wait for more than some 32 steps.
+# and what waits shall not wait for more than some 64 steps.
 _CPU_PROMPT_TOKENS_BESIDE_DECODES = 32
 _CPU_PROMPT_TOKENS_PER_DECODE = 4
-_CPU_STEPS_FOR_WAITING_TOKENS = 32
+_CPU_STEPS_FOR_WAITING_TOKENS = 64
 _CUDA_TOKEN_BUDGET = 2048
 
 
@@ -148,7 +148,7 @@ class SchedulerConfig:
         0,
         "most tokens in one step (the token budget); 0: 128, with CUDA 2048, or --max-num-seqs if "
         "that is more; without CUDA 0 also limits prompts in a step that decodes n sequences to 32 "
-        "tokens, 4n or a 32nd of what waits, whatever is most",
+        "tokens, 4n or a 64th of what waits, whatever is most",
     )
     long_prefill_token_threshold: int = setting(
         0, "most prompt tokens of one request in one step; 0: the token budget alone"

@@ -82,7 +82,7 @@ def test_prompts_that_pile_up_get_more_of_a_step() -> None:
 
     plan = loop.step()
 
-    assert plan.num_scheduled_tokens == [1, 6 * 400 // 32]
+    assert plan.num_scheduled_tokens == [1, 6 * 400 // 64]
 
 
 def test_a_budget_that_is_set_is_for_prompts_too() -> None:
@@ -107,7 +107,7 @@ def test_waiting_tokens_are_counted_only_where_they_matter() -> None:
     assert SchedulerConfig().prompt_tokens_beside(0, count) == 128
     assert limits == []
     assert SchedulerConfig(max_num_seqs=512).prompt_tokens_beside(2, count) == 510
-    assert limits == [32 * 510]
+    assert limits == [64 * 510]
 
 
 def test_no_more_than_max_num_seqs_run() -> None:
