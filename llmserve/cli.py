@@ -15,15 +15,21 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from socket import socket
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmserve import __version__
 from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
-from llmserve.process_memory import begin_loading
+from llmserve.listener import bind
+from llmserve.process_memory import begin_loading, keep_modules
+
+if TYPE_CHECKING:
+    from llmserve.loading import LoadedModel
 
 _ENV_PREFIX = "LLMSERVE_"
 # Read before or below the command line (env.py), or by the build (setup.py).
@@ -44,16 +50,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_config(sys.argv[1:] if argv is None else argv, os.environ)
         for variable in unknown_variables(os.environ):
             print(f"llmserve: the environment variable {variable} has no effect", file=sys.stderr)
-        begin_loading()
-        # Late: torch takes a second to import, which --help and a bad flag need not wait for.
-        from llmserve.server import run
-
-        return run(config)
+        return _serve(config)
     except StartupError as error:
         print(f"llmserve: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _serve(config: ServerConfig) -> int:
+    """Imports late: torch takes a second, which --help and a bad flag need not wait for. And the
+    server's modules while the model is loaded, which is mostly work of compiled code."""
+    listener = bind(config.frontend)
+    begin_loading()
+    from llmserve.loading import load_model
+
+    keep_modules()
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(_import_server)
+        model = load_model(config)
+    return server.result()(model, listener)
+
+
+def _import_server() -> Callable[[LoadedModel, socket], int]:
+    from llmserve.server import run
+
+    return run
 
 
 def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:

@@ -30,6 +30,12 @@ def begin_loading() -> None:
     gc.disable()
 
 
+def keep_modules() -> None:
+    """Spares the pass of settle() what has been imported: it would find next to nothing among the
+    objects of torch, in 0.15 s."""
+    gc.freeze()
+
+
 def settle() -> None:
     """For after loading: returns free memory to the system, and exempts what lives by now from
     garbage collection, whose full passes over it would stop the event loop for 50 ms and more."""

@@ -1,8 +1,7 @@
-"""Wires the layers together and runs them until a signal: the only module that knows them all.
+"""Wires the layers above a loaded model together and runs them until a signal.
 
-Start-up prints each phase with its time, and where the memory goes. SIGTERM and SIGINT begin an
-orderly end: no new connections, running requests finish until --shutdown-timeout, the rest are
-aborted. A second signal ends the process at once.
+SIGTERM and SIGINT begin an orderly end: no new connections, running requests finish until
+--shutdown-timeout, the rest are aborted. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -10,159 +9,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import signal
 import socket
-import stat
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 from aiohttp import web
 
-from llmserve import __version__
 from llmserve.api.app import ModelInfo, make_app
 from llmserve.api.context import CONTEXT
 from llmserve.api.runner import ApiRunner
-from llmserve.config import FrontendConfig, ServerConfig
 from llmserve.engine import AsyncEngine, Engine, EngineStats
 from llmserve.errors import StartupError
 from llmserve.executor import UniprocExecutor
-from llmserve.files.model import ModelFiles, open_model
-from llmserve.log import configure_logging
-from llmserve.process_memory import map_large_blocks, settle
-from llmserve.runner import LoadedRunner, for_device, load_runner
+from llmserve.loading import LoadedModel
+from llmserve.process_memory import settle
 from llmserve.scheduler import Scheduler
 from llmserve.sd_notify import sd_notify
-from llmserve.tokenizer import Tokenizer, load_chat_template, load_tokenizer
+from llmserve.tokenizer import load_chat_template
 
 logger = logging.getLogger(__name__)
 
 
-class Phases:
-    """Prints how long each phase of the start took."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.say(f"{name:<28} {time.perf_counter() - begin:6.2f} s")
-
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    @property
-    def total_s(self) -> float:
-        return time.perf_counter() - self._start
-
-
-def run(config: ServerConfig) -> int:
+def run(model: LoadedModel, listener: socket.socket) -> int:
     """Serves until a signal; returns the exit code. Raises StartupError."""
-    configure_logging(config.frontend.log_level)
-    map_large_blocks()
-    phases = Phases()
-    config = for_device(config)
-    phases.say(f"llmserve {__version__}")
-    # Bound before anything is loaded, so that a taken port is known at once.
-    listener = bind(config.frontend)
-    with phases.phase("open model"):
-        files = open_model(config.model, phases.say)
-    with ThreadPoolExecutor(1) as pool, phases.phase("load tokenizer and weights"):
-        future = pool.submit(load_tokenizer, files, config.model.tokenizer)
-        loaded = load_runner(files, config)
-        tokenizer = future.result()
-    for line in loaded.budget.lines():
-        phases.say(line)
-    with phases.phase("warm up"):
-        try:
-            loaded.runner.probe()
-        except RuntimeError as error:
-            raise StartupError(f"the model does not compute: {error}") from error
     settle()
-    server = Server(config, files, tokenizer, loaded, phases)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        return loop.run(server.serve(listener))
-
-
-def bind(config: FrontendConfig) -> socket.socket:
-    """A bound socket that does not listen yet. Raises StartupError naming the address."""
-    if config.uds is not None:
-        return _bind_unix(config.uds)
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise StartupError(f"--host {config.host} cannot be resolved: {error}") from error
-    listener = socket.socket(family, kind, proto)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise StartupError(
-                f"{config.host} is no address of this machine; choose another with --host"
-            ) from error
-        raise StartupError(
-            f"port {config.port} on {config.host} is already in use or not allowed "
-            f"({error.strerror}); choose another with --port"
-        ) from error
-    return listener
-
-
-def _bind_unix(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale_socket(path)
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        # Without a number it is Python's own: the path does not fit into a socket's address.
-        raise StartupError(f"--uds {path} cannot be used: {error.strerror or error}") from error
-    return listener
-
-
-def _remove_stale_socket(path: str) -> None:
-    """Removes a socket that nobody listens on; OSError if somebody does or it is no socket."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is a file that is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        else:
-            raise OSError(errno.EADDRINUSE, "another server listens there")
+        return loop.run(Server(model).serve(listener))
 
 
 class Server:
     """The running server: engine coroutine, HTTP application, signals."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        files: ModelFiles,
-        tokenizer: Tokenizer,
-        loaded: LoadedRunner,
-        phases: Phases,
-    ) -> None:
-        self._config = config
-        self._files = files
-        self._tokenizer = tokenizer
-        self._loaded = loaded
-        self._phases = phases
+    def __init__(self, model: LoadedModel) -> None:
+        self._config = model.config
+        self._files = model.files
+        self._tokenizer = model.tokenizer
+        self._loaded = model.loaded
+        self._phases = model.phases
         self._stop = asyncio.Event()
         self._num_signals = 0
 

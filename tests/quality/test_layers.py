@@ -16,14 +16,16 @@ BASE = {
     "env",
     "log",
     "files",
+    "listener",
     "process_memory",
     "sd_notify",
     "__init__",
 }
 MAY_IMPORT = {
     "__main__": {"cli"},
-    "cli": {"server"},
-    "server": {"api", "engine", "scheduler", "kvcache", "executor", "runner", "tokenizer"},
+    "cli": {"server", "loading"},
+    "server": {"api", "engine", "scheduler", "kvcache", "executor", "loading", "tokenizer"},
+    "loading": {"runner", "tokenizer"},
     "api": {"engine", "tokenizer", "grammar", "tool_parsers", "reasoning_parsers"},
     "engine": {"scheduler", "executor", "tokenizer"},
     "scheduler": {"kvcache"},
@@ -39,7 +41,7 @@ MAY_IMPORT = {
     "reasoning_parsers": set(),
     **{name: set() for name in BASE},
 }
-MAY_IMPORT_TORCH = {"server", "executor", "runner", "models", "layers", "kernels"}
+MAY_IMPORT_TORCH = {"executor", "runner", "models", "layers", "kernels"}
 
 
 def module_files() -> list[Path]:
