@@ -47,9 +47,9 @@ def read_folder_templates(folder: Path) -> dict[str, str]:
     """Chat templates by name, of chat_template.jinja, else of tokenizer_config.json, else of
     chat_template.json: files of their own are the newer form. Raises StartupError.
     """
-    named = _named_templates(_read_optional(folder / _CONFIG).get("chat_template"))
+    named = _named_templates(folder / _CONFIG)
     if not named:
-        named = _named_templates(_read_optional(folder / "chat_template.json").get("chat_template"))
+        named = _named_templates(folder / "chat_template.json")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         named[path.stem] = _read_template(path)
     default = folder / "chat_template.jinja"
@@ -71,13 +71,19 @@ def _read_template(path: Path) -> str:
         raise StartupError(f"{path} cannot be read: {error}") from error
 
 
-def _named_templates(value: Any) -> dict[str, str]:
+def _named_templates(path: Path) -> dict[str, str]:
+    value = _read_optional(path).get("chat_template")
+    if value is None:
+        return {}
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, dict):
         return {name: source for name, source in value.items() if isinstance(source, str)}
     if not isinstance(value, list):
-        return {}
+        raise StartupError(
+            f"{path}: chat_template is {value!r}; it must be a template, an object of templates by "
+            "name, or a list of objects with name and template"
+        )
     return {
         entry["name"]: entry["template"]
         for entry in value

@@ -164,11 +164,19 @@ def _locate(override: str) -> Path:
 
 
 def _end_ids(files: ModelSource) -> tuple[int, ...]:
-    """EOS ids of generation_config.json, else of config.json."""
-    for config in (files.generation_config, files.config):
+    """EOS ids of generation_config.json, else of config.json. Negative ones stand for none.
+
+    Raises StartupError.
+    """
+    sources = {"generation_config.json": files.generation_config, "config.json": files.config}
+    for name, config in sources.items():
         value = config.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        ids = [i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+            raise StartupError(
+                f"{name}: eos_token_id is {value!r}; it must be a token id or a list of token ids"
+            )
+        ids = [i for i in ids if i >= 0]
         if ids:
             return tuple(ids)
     return ()

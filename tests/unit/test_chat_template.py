@@ -621,6 +621,13 @@ def test_named_templates_of_the_config_are_read(tmp_path: Path) -> None:
     assert template.render([USER], tools=TOOLS) == "b"
 
 
+def test_a_template_of_another_type_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 5}')
+
+    with pytest.raises(StartupError, match=r"tokenizer_config\.json: chat_template is 5"):
+        rendered(make_files(tmp_path))
+
+
 def test_templates_of_gguf_files_are_read() -> None:
     metadata = {"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}
     files = SimpleNamespace(gguf=SimpleNamespace(metadata=metadata), config={})

@@ -129,7 +129,12 @@ def test_eos_ids_come_from_generation_config_else_config(tmp_path: Path) -> None
 
     assert eos({"eos_token_id": 7}, {}) == (1, 7)
     assert eos({"eos_token_id": 7}, {"eos_token_id": [1, 8, 9]}) == (1, 8, 9)
-    assert eos({"eos_token_id": None}, {"eos_token_id": "x"}) == (1,)
+    assert eos({"eos_token_id": None}, {"eos_token_id": -1}) == (1,)
+    for wrong in ("7", 7.0, True, [7, "8"]):
+        with pytest.raises(StartupError, match=r"^config\.json: eos_token_id is"):
+            eos({"eos_token_id": wrong}, {})
+    with pytest.raises(StartupError, match=r"^generation_config\.json: .*'x'; it must"):
+        eos({"eos_token_id": 7}, {"eos_token_id": "x"})
 
 
 def test_a_rendered_chat_never_gets_two_bos(tmp_path: Path) -> None:
