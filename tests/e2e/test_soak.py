@@ -135,7 +135,6 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
     demo_server: ServerProcess,
 ) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
-    tokenizing_s = []
 
     async def probe(client: httpx.AsyncClient, done: asyncio.Event) -> float:
         worst = 0.0
@@ -145,22 +144,26 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
             worst = max(worst, time.perf_counter() - begin)
         return worst
 
-    async def run() -> float:
+    async def longest_share(client: httpx.AsyncClient) -> float:
+        """The longest wait for an answer, as a share of the time that a text takes."""
+        done = asyncio.Event()
+        probing = asyncio.create_task(probe(client, done))
+        begin = time.perf_counter()
+        answer = await client.post("/tokenize", json={"prompt": text})
+        tokenizing_s = time.perf_counter() - begin
+        assert answer.status_code == 200
+        refused = await client.post("/v1/completions", json={"prompt": text})
+        assert refused.status_code == 400
+        done.set()
+        return await probing / tokenizing_s
+
+    async def run() -> list[float]:
         async with httpx.AsyncClient(base_url=demo_server.url, timeout=120) as client:
             await client.get("/ping")
-            done = asyncio.Event()
-            probing = asyncio.create_task(probe(client, done))
-            for _ in range(3):
-                begin = time.perf_counter()
-                answer = await client.post("/tokenize", json={"prompt": text})
-                tokenizing_s.append(time.perf_counter() - begin)
-                assert answer.status_code == 200
-                refused = await client.post("/v1/completions", json={"prompt": text})
-                assert refused.status_code == 400
-            done.set()
-            return await probing
+            return [await longest_share(client) for _ in range(3)]
 
-    slowest = asyncio.run(run())
+    shares = asyncio.run(run())
 
-    # The client shares two cores with the server, so this bounds more than the server's loop.
-    assert slowest < min(tokenizing_s) / 2
+    # The client shares two cores with the server and other tests, which may delay one text's probes;
+    # a server that is blocked is so each time.
+    assert min(shares) < 0.5
