@@ -164,6 +164,6 @@ def test_nothing_blocks_the_event_loop_while_a_megabyte_is_tokenized(
 
     shares = asyncio.run(run())
 
-    # The client shares two cores with the server and other tests, which may delay one text's probes;
-    # a server that is blocked is so each time.
+    # The client shares two cores with the server and other tests, which may delay the probes of one
+    # text; a server that is blocked is so each time.
     assert min(shares) < 0.5
