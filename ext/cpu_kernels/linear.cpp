@@ -96,8 +96,6 @@ const BFloat16Kernels* bfloat16_kernels() {
   return nullptr;
 }
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Room for rounded activations, kept for the next call of the same thread.
 template <typename T>
 T* scratch(size_t count) {

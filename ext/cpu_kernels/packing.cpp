@@ -11,8 +11,6 @@
 namespace llmserve {
 namespace {
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 struct Isa {
   static LLMSERVE_INLINE U8x32 with_bits(U8x32 v, const uint8_t* bits, uint8_t value) {
     return llmserve::with_bits(v, bits, value);

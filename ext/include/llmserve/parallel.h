@@ -14,6 +14,9 @@ int get_num_threads();
 // Raises std::invalid_argument if num_threads is below 1.
 void set_num_threads(int num_threads);
 
+// How many pieces of `size` elements cover n; the last may be smaller.
+constexpr int64_t divide_up(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
 using RangeFunction = void (*)(void* context, int64_t begin, int64_t end);
 
 void parallel_for_ranges(int64_t n, int64_t grain, RangeFunction function, void* context);
