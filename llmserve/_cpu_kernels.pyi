@@ -1,5 +1,10 @@
 """CPU kernels over raw pointers. Nothing is checked here; llmserve.kernels does."""
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
 def get_num_threads() -> int: ...
 def set_num_threads(num_threads: int) -> None: ...
 def available_instruction_sets() -> list[str]: ...
@@ -9,6 +14,7 @@ def embedding(
     token_ids: int,
     weight: int,
     type: int,
+    scale: float,
     out: int,
     num_tokens: int,
     num_rows: int,
@@ -22,9 +28,9 @@ def sample_rows(
     row_stride: int,
     num_rows: int,
     vocab_size: int,
-    params: int,
+    params: npt.NDArray[np.void],
     masks: int,
-    out: int,
+    out: npt.NDArray[np.void],
 ) -> None: ...
 def logprob_rows(
     logits: int,
@@ -185,3 +191,29 @@ class DecoderLayers:
         x: int,
         residual: int,
     ) -> bool: ...
+
+class StepGather:
+    def __init__(
+        self,
+        *,
+        arrays: object,
+        row_token_ids: int,
+        row_tables: int,
+        num_rows: int,
+        max_tokens: int,
+        num_groups: int,
+        max_blocks: int,
+        block_size: int,
+        token_ids: int,
+        positions: int,
+        slot_mapping: int,
+        tables: int,
+        table_width: int,
+        seq_lens: int,
+        cu_seqlens_q: int,
+        num_tokens: int,
+        num_seqs: int,
+    ) -> None: ...
+    def run(
+        self, row_ids: Sequence[int], num_computed: Sequence[int], num_scheduled: Sequence[int]
+    ) -> None: ...

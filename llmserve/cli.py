@@ -27,6 +27,7 @@ from llmserve.config import ServerConfig
 from llmserve.errors import StartupError
 from llmserve.listener import bind
 from llmserve.process_memory import begin_loading, keep_modules
+from llmserve.torch_import import import_torch
 
 if TYPE_CHECKING:
     from llmserve.loading import LoadedModel
@@ -63,6 +64,7 @@ def _serve(config: ServerConfig) -> int:
     server's modules while the model is loaded, which is mostly work of compiled code."""
     listener = bind(config.frontend)
     begin_loading()
+    import_torch()
     from llmserve.loading import load_model
 
     keep_modules()

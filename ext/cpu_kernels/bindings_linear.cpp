@@ -18,11 +18,11 @@ void linear(uintptr_t x, uintptr_t parts, int64_t num_parts, uintptr_t out, int6
                    reinterpret_cast<float*>(out), num_tokens);
 }
 
-void embedding(uintptr_t token_ids, uintptr_t weight, int type, uintptr_t out, int64_t num_tokens,
-               int64_t num_rows, int64_t num_cols) {
+void embedding(uintptr_t token_ids, uintptr_t weight, int type, float scale, uintptr_t out,
+               int64_t num_tokens, int64_t num_rows, int64_t num_cols) {
   llmserve::embedding(reinterpret_cast<const int64_t*>(token_ids),
-                      matrix(weight, type, num_rows, num_cols), reinterpret_cast<float*>(out),
-                      num_tokens);
+                      matrix(weight, type, num_rows, num_cols), scale,
+                      reinterpret_cast<float*>(out), num_tokens);
 }
 
 void dequantize(uintptr_t weight, int type, uintptr_t out, int64_t num_rows, int64_t num_cols) {
@@ -40,7 +40,8 @@ void bind_linear(py::module_& m) {
   m.def("linear", &linear, py::arg("x"), py::arg("parts"), py::arg("num_parts"), py::arg("out"),
         py::arg("num_tokens"), NoGil());
   m.def("embedding", &embedding, py::arg("token_ids"), py::arg("weight"), py::arg("type"),
-        py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"), py::arg("num_cols"), NoGil());
+        py::arg("scale"), py::arg("out"), py::arg("num_tokens"), py::arg("num_rows"),
+        py::arg("num_cols"), NoGil());
   m.def("dequantize", &dequantize, py::arg("weight"), py::arg("type"), py::arg("out"),
         py::arg("num_rows"), py::arg("num_cols"), NoGil());
   m.def("packed_bytes", &llmserve::packed_bytes, py::arg("type"), py::arg("num_rows"),

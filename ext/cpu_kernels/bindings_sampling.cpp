@@ -1,4 +1,5 @@
 // Python bindings of the sampling kernels. The wrappers in llmserve/kernels/sampling.py check.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -19,15 +20,16 @@ void bind_sampling(py::module_& m) {
   m.def(
       "sample_rows",
       [](uintptr_t logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,
-         uintptr_t params, uintptr_t masks, uintptr_t out) {
-        llmserve::sample_rows(pointer<float>(logits), row_stride, num_rows, vocab_size,
-                              pointer<const llmserve::SamplingRow>(params),
-                              pointer<const llmserve::TokenMask>(masks),
-                              pointer<llmserve::SampledRow>(out));
+         const py::array& params, uintptr_t masks, py::array& out) {
+        // Arrays, as asking numpy for an address takes longer than sampling a greedy row.
+        const auto* rows = static_cast<const llmserve::SamplingRow*>(params.data());
+        auto* sampled = static_cast<llmserve::SampledRow*>(out.mutable_data());
+        py::gil_scoped_release no_gil;
+        llmserve::sample_rows(pointer<float>(logits), row_stride, num_rows, vocab_size, rows,
+                              pointer<const llmserve::TokenMask>(masks), sampled);
       },
       py::arg("logits"), py::arg("row_stride"), py::arg("num_rows"), py::arg("vocab_size"),
-      py::arg("params"), py::arg("masks"), py::arg("out"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("params"), py::arg("masks"), py::arg("out"));
   m.def(
       "logprob_rows",
       [](uintptr_t logits, int64_t row_stride, int64_t num_rows, int64_t vocab_size,

@@ -179,7 +179,8 @@ void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* o
   });
 }
 
-void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids) {
+void embedding(const int64_t* row_ids, const Matrix& weight, float scale, float* out,
+               int64_t num_ids) {
   block_size(weight.type);  // raises for an unknown one
   for (int64_t i = 0; i < num_ids; ++i) {
     if (row_ids[i] < 0 || row_ids[i] >= weight.num_rows) {
@@ -191,7 +192,9 @@ void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t
   parallel_for(num_ids, divide_up(kMinQuantized, weight.num_cols + 1),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   k.dequantize_row(weight, row_ids[i], out + i * weight.num_cols);
+                   float* row = out + i * weight.num_cols;
+                   k.dequantize_row(weight, row_ids[i], row);
+                   for (int64_t c = 0; scale != 1.0f && c < weight.num_cols; ++c) row[c] *= scale;
                  }
                });
 }

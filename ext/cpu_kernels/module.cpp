@@ -7,6 +7,7 @@ void bind_elementwise(pybind11::module_& m);
 void bind_linear(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_sampling(pybind11::module_& m);
+void bind_step(pybind11::module_& m);
 
 PYBIND11_MODULE(_cpu_kernels, m) {
   m.doc() = "CPU kernels over raw pointers; llmserve.kernels checks what it passes.";
@@ -16,4 +17,5 @@ PYBIND11_MODULE(_cpu_kernels, m) {
   bind_linear(m);
   bind_decoder(m);
   bind_sampling(m);
+  bind_step(m);
 }

@@ -25,6 +25,7 @@ from llmserve.kernels.cpu_functions import (
     set_num_threads,
     softcap,
     stacked_linear,
+    step_gather,
     write_kv,
 )
 from llmserve.kernels.interface import (
@@ -47,6 +48,7 @@ from llmserve.kernels.reference_sampling import (
     STATUS_OK,
     RowLogprobs,
 )
+from llmserve.kernels.reference_step import GatheredArrays
 from llmserve.kernels.row_edit import RowEdit
 from llmserve.kernels.weight import GGMLType, StackedWeights, Weight
 
@@ -55,6 +57,7 @@ __all__ = [
     "Cache",
     "CompiledLayers",
     "GGMLType",
+    "GatheredArrays",
     "HAS_EXT",
     "KVScales",
     "Kernels",
@@ -93,5 +96,6 @@ __all__ = [
     "set_num_threads",
     "softcap",
     "stacked_linear",
+    "step_gather",
     "write_kv",
 ]

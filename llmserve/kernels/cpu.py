@@ -75,10 +75,9 @@ class CPUKernels:
         return [memory.take(num_bytes).view(dtype).view(shape) for _ in range(num_caches)]
 
     def embedding(
-        self, token_ids: torch.Tensor, weight: Weight, scale: float = 1.0
+        self, token_ids: torch.Tensor, weight: Weight, scale: float, out: torch.Tensor
     ) -> torch.Tensor:
-        rows = cpu_functions.embedding(token_ids, weight)
-        return rows if scale == 1.0 else rows.mul_(scale)
+        return cpu_functions.embedding(token_ids, weight, scale, out)
 
     def as_activations(self, residual: torch.Tensor) -> torch.Tensor:
         return residual

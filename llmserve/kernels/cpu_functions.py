@@ -32,6 +32,7 @@ if HAS_EXT:
     from llmserve.kernels.elementwise import act_mul, add_rms_norm, rms_norm, rotary, softcap
     from llmserve.kernels.linear import dequantize, embedding, linear, stacked_linear
     from llmserve.kernels.sampling import logprob_rows, sample_rows
+    from llmserve.kernels.step_gather import step_gather
     from llmserve.kernels.threads import get_num_threads, set_num_threads
 else:
     from llmserve.kernels.reference import (
@@ -56,6 +57,7 @@ else:
         logprob_rows,
         sample_rows,
     )
+    from llmserve.kernels.reference_step import step_gather
 
 __all__ = [
     "HAS_EXT",
@@ -74,5 +76,6 @@ __all__ = [
     "set_num_threads",
     "softcap",
     "stacked_linear",
+    "step_gather",
     "write_kv",
 ]

@@ -6,6 +6,7 @@ hundred times; here it does so once. The kernels are those of the other modules,
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -28,7 +29,9 @@ class DecoderLayers:
         for layer in self._layers:
             _add(self._compiled, layer)
         self._caches: Sequence[Cache] = ()
-        self._cache_table = torch.empty(0)
+        self._cache_table = self._group_table = torch.empty(0)
+        self._last_call: tuple[object, ...] = ()
+        self._arguments: tuple[int, ...] = ()
 
     def run(
         self,
@@ -46,10 +49,35 @@ class DecoderLayers:
         """Returns the last norm's result: `mlp_out`, or `residual` where there is no such norm.
 
         x, residual, attention_out, mlp_out: float32 [num_tokens, hidden_size], contiguous. The
-        others have a row for each token, as wide as their values. x may be mlp_out. Raises
+        others have a row for each token, as wide as their values. x may be mlp_out. Objects that
+        are passed again may have new numbers in them, but no other shapes or addresses. Raises
         ValueError for a wrong dtype, shape, layout or device, IndexError for a position, slot or
         block outside of its table; the memory is then undefined.
         """
+        tensors = (x, residual, qkv, intermediate, attention_out, gate_up, mlp_out)
+        call = (groups, caches, *tensors)
+        # Decode steps come with the same tensors again and again, and checks are slow after a step
+        # that has read all weights: nothing of Python is in the processor's cache then.
+        if len(call) != len(self._last_call) or any(map(operator.is_not, call, self._last_call)):
+            self._arguments = self._check(groups, caches, *tensors)
+            self._last_call = call
+        is_residual = self._compiled.run(*self._arguments)
+        return residual if is_residual else mlp_out
+
+    def _check(
+        self,
+        groups: Sequence[StepInputs],
+        caches: Sequence[Cache],
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        qkv: torch.Tensor,
+        intermediate: torch.Tensor,
+        attention_out: torch.Tensor,
+        gate_up: torch.Tensor,
+        mlp_out: torch.Tensor,
+    ) -> tuple[int, ...]:
+        """The arguments of the compiled call, for as long as the tensors live."""
+        self._last_call = ()
         first = self._layers[0]
         num_tokens, hidden_size = x.shape[0], first.output.num_rows
         for name, tensor in (
@@ -66,10 +94,10 @@ class DecoderLayers:
         if caches is not self._caches:
             self._cache_table = self._make_cache_table(caches)
             self._caches = caches
-        group_table = torch.tensor([_group_row(group, num_tokens) for group in groups])
+        self._group_table = torch.tensor([_group_row(group, num_tokens) for group in groups])
         num_blocks, block_size, _, _ = caches[0].k.shape
-        is_residual = self._compiled.run(
-            group_table.data_ptr(),
+        return (
+            self._group_table.data_ptr(),
             self._cache_table.data_ptr(),
             CACHE_TYPES[caches[0].k.dtype],
             num_blocks,
@@ -84,7 +112,6 @@ class DecoderLayers:
             x.data_ptr(),
             residual.data_ptr(),
         )
-        return residual if is_residual else mlp_out
 
     def _make_cache_table(self, caches: Sequence[Cache]) -> torch.Tensor:
         if len(caches) != len(self._layers):

@@ -165,9 +165,9 @@ class Kernels(Protocol):
         ...
 
     def embedding(
-        self, token_ids: torch.Tensor, weight: Matrix, scale: float = 1.0
+        self, token_ids: torch.Tensor, weight: Matrix, scale: float, out: torch.Tensor
     ) -> torch.Tensor:
-        """Rows times `scale`: a new residual stream, float32 [num_tokens, num_cols]."""
+        """out: float32 [num_tokens, num_cols], rows times `scale`."""
         ...
 
     def as_activations(self, residual: torch.Tensor) -> torch.Tensor:

@@ -51,20 +51,26 @@ def stacked_linear(
     return out
 
 
-def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Rows of the matrix, in float32.
+def embedding(
+    token_ids: torch.Tensor,
+    weight: Weight,
+    scale: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows of the matrix times `scale`, in float32.
 
     token_ids: int64 [num_tokens], contiguous, each in [0, num_rows).
-    Returns float32 [num_tokens, num_cols]. Raises ValueError for a wrong dtype, layout or device
-    and IndexError for an id outside the matrix.
+    Returns float32 [num_tokens, num_cols]: `out` if given, else a new tensor. Raises ValueError for
+    a wrong dtype, shape, layout or device and IndexError for an id outside the matrix.
     """
     check("token_ids", token_ids, torch.int64, (token_ids.numel(),))
     _check_weight(weight)
-    out = torch.empty(token_ids.numel(), weight.num_cols)
+    out = output(out, (token_ids.numel(), weight.num_cols))
     _cpu_kernels.embedding(
         token_ids.data_ptr(),
         weight.data.data_ptr(),
         weight.layout,
+        scale,
         out.data_ptr(),
         token_ids.numel(),
         weight.num_rows,

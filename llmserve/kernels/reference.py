@@ -32,11 +32,17 @@ def dequantize(weight: Weight) -> torch.Tensor:
     return _dequantize_rows(weight.data, weight.type)
 
 
-def embedding(token_ids: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Rows `token_ids` (int64 [num_tokens]) of the matrix, float32 [num_tokens, num_cols]."""
+def embedding(
+    token_ids: torch.Tensor,
+    weight: Weight,
+    scale: float = 1.0,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows `token_ids` (int64 [num_tokens]) times `scale`, float32 [num_tokens, num_cols]."""
     if token_ids.numel() == 0:
-        return torch.empty(0, weight.num_cols)
-    return _dequantize_rows(weight.data[token_ids], weight.type)
+        return torch.empty(0, weight.num_cols) if out is None else out
+    rows = _dequantize_rows(weight.data[token_ids], weight.type) * scale
+    return rows if out is None else out.copy_(rows)
 
 
 def linear(

@@ -51,9 +51,9 @@ def sample_rows(
         logits.stride(0),
         logits.shape[0],
         logits.shape[1],
-        params.ctypes.data,
+        params,
         0 if addresses is None else addresses.ctypes.data,
-        out.ctypes.data,
+        out,
     )
     return out
 
@@ -130,7 +130,9 @@ def _check_logits(logits: torch.Tensor) -> None:
 
 
 def _check_array(name: str, array: npt.NDArray[np.generic], dtype: np.dtype, size: int) -> None:
-    if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
+    # Comparing dtypes with fields compares field by field, and mostly it is the same object.
+    is_dtype = array.dtype is dtype or array.dtype == dtype
+    if not is_dtype or array.shape != (size,) or not array.flags.c_contiguous:
         raise ValueError(
             f"{name} must be contiguous {dtype} of shape {(size,)}, "
             f"not {array.dtype} {array.shape} with strides {array.strides}"

@@ -15,6 +15,6 @@ class Embedding:
         self.weight = weight
         self._scale = scale
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: int64 [num_tokens]; returns float32 [num_tokens, hidden_size]."""
-        return self._kernels.embedding(token_ids, self.weight, self._scale)
+    def __call__(self, token_ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """token_ids: int64 [num_tokens]; returns `out`, float32 [num_tokens, hidden_size]."""
+        return self._kernels.embedding(token_ids, self.weight, self._scale, out)

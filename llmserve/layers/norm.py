@@ -19,12 +19,12 @@ class RMSNorm:
         self._kernels = kernels
         self.parameters = NormParameters(weight, eps, weight_offset)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """x: [..., size], activations or the residual stream, rows may be strided.
 
-        Returns activations, a new tensor.
+        Returns activations: `out` if given, else a new tensor.
         """
-        return self._kernels.rms_norm(x, self.parameters)
+        return self._kernels.rms_norm(x, self.parameters, out)
 
 
 class AddNorm:

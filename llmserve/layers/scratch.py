@@ -20,15 +20,21 @@ class Scratch:
         self._device = device
         self._dtype = dtype
         self._buffers: dict[str, torch.Tensor] = {}
+        self._taken: dict[str, torch.Tensor] = {}
         # Captured graphs go on using the buffers that they were captured with.
         self._outgrown: list[torch.Tensor] = []
 
     def take(self, role: str, num_rows: int, num_cols: int) -> torch.Tensor:
-        """[num_rows, num_cols], contiguous, with arbitrary content."""
+        """[num_rows, num_cols], contiguous, with arbitrary content: the same tensor as the last
+        time if it had that shape."""
+        taken = self._taken.get(role)
+        if taken is not None and taken.shape == (num_rows, num_cols):
+            return taken
         size = num_rows * num_cols
         buffer = self._buffers.get(role)
         if buffer is None or buffer.numel() < size:
             if buffer is not None and self._device.type != "cpu":
                 self._outgrown.append(buffer)
             buffer = self._buffers[role] = torch.empty(size, dtype=self._dtype, device=self._device)
-        return buffer[:size].view(num_rows, num_cols)
+        taken = self._taken[role] = buffer[:size].view(num_rows, num_cols)
+        return taken

@@ -7,7 +7,7 @@ row alone, and what is left is element-wise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from llmserve.layers import (
     LayerCache,
     LayerStack,
     Linear,
+    RMSNorm,
     RotaryTable,
     Scratch,
 )
@@ -41,7 +42,7 @@ class Decoder:
         self,
         kernels: Kernels,
         embedding: Embedding,
-        first_norm: Callable[[torch.Tensor], torch.Tensor] | None,
+        first_norm: RMSNorm | None,
         layers: Sequence[DecoderLayer],
         output: Linear,
         rotary_tables: Sequence[RotaryTable],
@@ -54,6 +55,8 @@ class Decoder:
         self.layers = LayerStack(kernels, layers, scratch)
         self.vocab_size = output.num_rows
         self._embedding = embedding
+        self._scratch = scratch
+        self._residual = Scratch(kernels.device, torch.float32)
         self._first_norm = first_norm
         self._output = output
         self._rotary_tables = rotary_tables
@@ -67,11 +70,12 @@ class Decoder:
         caches: one per layer. K and V of the batch's tokens are written to them.
         """
         self.reserve_positions(batch.max_seq_len)
-        residual = self._embedding(batch.token_ids)
+        shape = batch.token_ids.shape[0], self._output.num_cols
+        residual = self._embedding(batch.token_ids, self._residual.take("residual", *shape))
         if self._first_norm is None:
             x = self._kernels.as_activations(residual)
         else:
-            x = self._first_norm(residual)
+            x = self._first_norm(residual, self._scratch.take("input", *shape))
         return self.layers(x, residual, batch.groups, caches)
 
     def reserve_positions(self, num_positions: int) -> None:

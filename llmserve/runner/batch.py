@@ -6,18 +6,21 @@ per-token work is numpy over whole steps; nothing here loops over tokens.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from llmserve.core import NewSequence, StepPlan
-from llmserve.layers import AttentionInputs
+from llmserve.kernels import step_gather
 from llmserve.models import ForwardBatch
+from llmserve.runner.step_buffers import StepBuffers, StepShape
 
 Ints = npt.NDArray[np.int64]
+
+_BLOCKS_AT_ONCE = 16  # by which block tables grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,13 @@ class StepBatch:
     """A step's input. `rows[i]` belongs to the i-th sequence of the plan."""
 
     forward: ForwardBatch
-    rows: Ints
-    last_token_idx: Ints  # where each sequence's last scheduled token is among the step's tokens
+    rows: list[int]
+    cu_seqlens: npt.NDArray[np.int32]  # [num_seqs + 1]
+
+    @property
+    def last_token_idx(self) -> npt.NDArray[np.int32]:
+        """Where each sequence's last scheduled token is among the step's tokens."""
+        return self.cu_seqlens[1:] - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,8 @@ class SequenceRows:
         self._tables = np.zeros((num_groups, max_num_seqs, max_blocks), np.int32)
         self._num_blocks = np.zeros((num_groups, max_num_seqs), np.int64)
         self._is_last_unknown = np.zeros(max_num_seqs, bool)
+        self._buffers = StepBuffers(StepShape(0, 0, 0, 0, 0), num_groups)
+        self._gather = step_gather(self.token_ids, self._tables, block_size, self._buffers.arrays)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._row_of
@@ -161,20 +171,27 @@ class SequenceRows:
         )
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """The forward pass of such a plan, in the CPU's memory."""
-        arrays = self.arrange(plan)
-        shared = (
-            torch.from_numpy(arrays.seq_lens.astype(np.int32)),
-            torch.from_numpy(arrays.cu_seqlens.astype(np.int32)),
-            arrays.max_query_len,
-            arrays.max_seq_len,
-        )
-        positions = torch.from_numpy(arrays.positions)
-        groups = tuple(
-            AttentionInputs(
-                positions, torch.from_numpy(group_slots), torch.from_numpy(group_tables), *shared
+        """The forward pass of such a plan, in the CPU's memory; valid until the next call."""
+        rows = [self._row_of[request_id] for request_id in plan.request_ids]
+        shape = self._shape(plan)
+        if self._buffers.shape != shape:
+            self._buffers = StepBuffers(shape, len(self._tables))
+            self._gather = step_gather(
+                self.token_ids, self._tables, self._block_size, self._buffers.arrays
             )
-            for group_slots, group_tables in zip(arrays.slots, arrays.tables, strict=True)
+        self._gather(rows, plan.num_computed_tokens, plan.num_scheduled_tokens)
+        return StepBatch(self._buffers.forward, rows, self._buffers.arrays.cu_seqlens)
+
+    def _shape(self, plan: StepPlan) -> StepShape:
+        num_scheduled = plan.num_scheduled_tokens
+        max_seq_len = max(map(operator.add, plan.num_computed_tokens, num_scheduled))
+        # Tables are wider than needed, so that the next steps have the same shape.
+        width = -(-max_seq_len // (self._block_size * _BLOCKS_AT_ONCE)) * _BLOCKS_AT_ONCE
+        num_blocks = min(width, self._tables.shape[2])
+        return StepShape(
+            sum(num_scheduled),
+            len(num_scheduled),
+            num_blocks,
+            max(num_scheduled),
+            min(num_blocks * self._block_size, self.token_ids.shape[1] - 1),
         )
-        batch = ForwardBatch(torch.from_numpy(arrays.token_ids), groups, arrays.max_seq_len)
-        return StepBatch(batch, arrays.rows, arrays.cu_seqlens[1:] - 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from llmserve.core import (
@@ -54,9 +53,9 @@ class ModelRunner:
         self._sequences = Sequences(self._rows, self._sampler, self._kv)
         # Logits are made in slices, in one buffer: they are the largest values of a step, and
         # memory that comes and goes in such pieces stays with the process in fragments.
-        self._logits = torch.empty(
-            max_logit_rows(max_num_seqs), decoder.vocab_size, device=kernels.device
-        )
+        rows = torch.empty(max_logit_rows(max_num_seqs), decoder.vocab_size, device=kernels.device)
+        self._max_logit_rows = len(rows)
+        self._logits = [rows[:n] for n in range(len(rows) + 1)]
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Runs one step to its end. Raises what execute() raises."""
@@ -103,25 +102,29 @@ class ModelRunner:
         self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, results: list[SeqResult]
     ) -> None:
         """Fills `results` for the sequences that sample, and appends their tokens."""
-        sampling = np.flatnonzero(plan.is_sampling).tolist()
+        sampling = [i for i, is_sampling in enumerate(plan.is_sampling) if is_sampling]
         if not sampling:
             return
         if len(sampling) == hidden.shape[0]:
             last_hidden = hidden
         else:
             last_hidden = hidden[torch.from_numpy(batch.last_token_idx[sampling])]
-        for begin in range(0, len(sampling), len(self._logits)):
-            indices = sampling[begin : begin + len(self._logits)]
-            logits = self._compute_logits(last_hidden[begin : begin + len(indices)])
+        num_rows = self._max_logit_rows
+        for begin in range(0, len(sampling), num_rows):
+            indices = sampling[begin : begin + num_rows]
+            rows = last_hidden
+            if len(sampling) > num_rows:
+                rows = last_hidden[begin : begin + num_rows]
+            logits = self._compute_logits(rows)
             sampled = self._sampler.sample(logits, [plan.request_ids[i] for i in indices])
             for index, result in zip(indices, sampled, strict=True):
                 results[index] = result
                 for token_id in result.token_ids:
-                    self._rows.append_token(int(batch.rows[index]), token_id)
+                    self._rows.append_token(batch.rows[index], token_id)
 
     def _compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of as many rows as the buffer has at most; valid until the next call."""
-        return self._decoder.compute_logits(hidden, self._logits[: hidden.shape[0]])
+        return self._decoder.compute_logits(hidden, self._logits[hidden.shape[0]])
 
     def _add_prompt_logprobs(
         self, plan: StepPlan, hidden: torch.Tensor, results: list[SeqResult]
@@ -135,7 +138,7 @@ class ModelRunner:
             )
 
     def _logprobs(self, hidden: torch.Tensor, targets: list[int], k: int) -> PromptLogprobs:
-        num_rows = len(self._logits)
+        num_rows = self._max_logit_rows
         entries: PromptLogprobs = []
         for begin in range(0, len(targets), num_rows):
             end = begin + num_rows

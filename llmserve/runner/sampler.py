@@ -49,8 +49,8 @@ _FIRST_CAPACITY = 16
 class Sampler:
     """Samples one token per row of logits.
 
-    Invariants: every sequence has a slot of `_params` of its own; `_params["counter"][slot]` is
-    the number of its output tokens.
+    Invariant: every sequence has a slot of `_params` of its own. Its counter is written when it is
+    sampled: the number of output tokens before that.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -78,7 +78,7 @@ class Sampler:
             sampling.min_p,
             sampling.top_k,
             sampling.seed & 0xFFFFFFFFFFFFFFFF,
-            len(output_token_ids),
+            0,
         )
         sequence = _Sequence(slot, sampling, prompt_token_ids, output_token_ids)
         self._sequences[request_id] = sequence
@@ -116,9 +116,9 @@ class Sampler:
         if edits:
             self._kernels.edit_logits(logits, edits)
 
-        slots = np.fromiter((s.slot for s in sequences), np.intp, len(sequences))
-        sampled = self._kernels.sample_rows(logits, self._params[slots], masks)
-        self._params["counter"][slots] += np.uint64(1)
+        params = self._params[[s.slot for s in sequences]]
+        params["counter"] = [s.num_output_tokens for s in sequences]
+        sampled = self._kernels.sample_rows(logits, params, masks)
         for sequence in sequences:
             sequence.num_output_tokens += 1
 
@@ -148,8 +148,6 @@ class Sampler:
                 results.append(SeqResult((token_id,), logprobs.get(i, ())))
                 continue
             sequence.num_output_tokens -= 1
-            if not sequence.is_closed:
-                self._params["counter"][sequence.slot] -= np.uint64(1)
             if i in failed:
                 results.append(SeqResult(error=_NO_GRAMMAR, is_callers_fault=True))
             elif status != STATUS_INVALID and sequence.grammar is not None:
@@ -213,7 +211,6 @@ class _Sequence:
         self.sampling = sampling
         self.output_token_ids = list(output_token_ids)
         self.num_output_tokens = len(output_token_ids)  # with those that are not known yet
-        self.is_closed = False
         self._allowed_ids: Ids | None = None
         if sampling.allowed_token_ids is not None:
             self._allowed_ids = np.unique(_as_ids(sampling.allowed_token_ids))
@@ -277,7 +274,6 @@ class _Sequence:
 
     def close(self) -> None:
         """The sequence is gone."""
-        self.is_closed = True
         if self.grammar is not None:
             self.grammar.close()
 

@@ -38,8 +38,9 @@ static_assert(sizeof(LinearPart) == 5 * sizeof(int64_t));
 void linear(const float* x, const LinearPart* parts, int64_t num_parts, float* out,
             int64_t num_tokens);
 
-// out[i] = row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
-void embedding(const int64_t* row_ids, const Matrix& weight, float* out, int64_t num_ids);
+// out[i] = scale * row row_ids[i] of the matrix. Raises std::out_of_range for an id outside of it.
+void embedding(const int64_t* row_ids, const Matrix& weight, float scale, float* out,
+               int64_t num_ids);
 
 // Bytes of a matrix once it is packed.
 int64_t packed_bytes(int type, int64_t num_rows, int64_t num_cols);

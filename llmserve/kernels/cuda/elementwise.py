@@ -149,13 +149,17 @@ def act_mul(
 
 
 def embedding(
-    module: Any, token_ids: torch.Tensor, table: torch.Tensor, scale: float = 1.0
+    module: Any,
+    token_ids: torch.Tensor,
+    table: torch.Tensor,
+    scale: float = 1.0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rows `token_ids` (int64 [num_tokens], contiguous) of a table times `scale`.
 
     table: float32, float16 or bfloat16 [num_rows, size]; rows may be strided. Returns float32
-    [num_tokens, size]; an id outside the table gives zeros. Raises ValueError for a wrong dtype,
-    shape, layout or device.
+    [num_tokens, size], `out` if given; an id outside the table gives zeros. Raises ValueError for a
+    wrong dtype, shape, layout or device.
     """
     stride, _ = row_strides("table", table, ACT_TYPES, token_ids.device)
     if table.dim() != 2:
@@ -163,7 +167,9 @@ def embedding(
     (num_tokens,) = token_ids.shape
     num_rows, size = table.shape
     ids = check("token_ids", token_ids, torch.int64, (num_tokens,), table.device)
-    out = torch.empty(num_tokens, size, device=table.device)
+    if out is None:
+        out = torch.empty(num_tokens, size, device=table.device)
+    check("out", out, torch.float32, (num_tokens, size), table.device)
     module.embedding(
         ids,
         table.data_ptr(),

@@ -91,12 +91,11 @@ class CUDAKernels:
         return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(num_caches)]
 
     def embedding(
-        self, token_ids: torch.Tensor, weight: DeviceMatrix, scale: float = 1.0
+        self, token_ids: torch.Tensor, weight: DeviceMatrix, scale: float, out: torch.Tensor
     ) -> torch.Tensor:
         if not weight.is_quantized:
-            return elementwise.embedding(self._module, token_ids, weight.low, scale)
-        rows = linear.embedding(self._module, token_ids, weight)
-        return rows if scale == 1.0 else rows.mul_(scale)
+            return elementwise.embedding(self._module, token_ids, weight.low, scale, out)
+        return torch.mul(linear.embedding(self._module, token_ids, weight), scale, out=out)
 
     def as_activations(self, residual: torch.Tensor) -> torch.Tensor:
         return residual.to(self.act_dtype)
