@@ -1,4 +1,4 @@
-"""CPU kernels over raw pointers. Nothing is checked here; llmserve.kernels does."""
+"""CPU kernels, mostly over raw pointers; llmserve.kernels checks what it passes."""
 
 from collections.abc import Sequence
 

@@ -34,7 +34,9 @@ struct StepGather {
       throw std::invalid_argument("a step of another number of sequences");
     }
     std::vector<llmserve::ScheduledRow> scheduled(size);
-    for (size_t i = 0; i < size; ++i) scheduled[i] = {row_ids[i], num_computed[i], num_scheduled[i]};
+    for (size_t i = 0; i < size; ++i) {
+      scheduled[i] = {row_ids[i], num_computed[i], num_scheduled[i]};
+    }
     llmserve::gather_step(rows, scheduled.data(), num_seqs, step);
   }
 };
@@ -43,12 +45,12 @@ struct StepGather {
 
 void bind_step(py::module_& m) {
   py::class_<StepGather>(m, "StepGather")
-      .def(py::init([](py::object arrays, uintptr_t row_token_ids, uintptr_t row_tables, int64_t num_rows,
-                       int64_t max_tokens, int64_t num_groups, int64_t max_blocks,
-                       int64_t block_size, uintptr_t token_ids, uintptr_t positions,
-                       uintptr_t slot_mapping, uintptr_t tables, int64_t table_width,
-                       uintptr_t seq_lens, uintptr_t cu_seqlens_q, int64_t num_tokens,
-                       int64_t num_seqs) {
+      .def(py::init([](py::object arrays, uintptr_t row_token_ids, uintptr_t row_tables,
+                       int64_t num_rows, int64_t max_tokens, int64_t num_groups,
+                       int64_t max_blocks, int64_t block_size, uintptr_t token_ids,
+                       uintptr_t positions, uintptr_t slot_mapping, uintptr_t tables,
+                       int64_t table_width, uintptr_t seq_lens, uintptr_t cu_seqlens_q,
+                       int64_t num_tokens, int64_t num_seqs) {
              return StepGather{
                  std::move(arrays),
                  {pointer<const int32_t>(row_token_ids), pointer<const int32_t>(row_tables),
@@ -58,8 +60,8 @@ void bind_step(py::module_& m) {
                   pointer<int32_t>(seq_lens), pointer<int32_t>(cu_seqlens_q), num_tokens},
                  num_seqs};
            }),
-           py::kw_only(), py::arg("arrays"), py::arg("row_token_ids"), py::arg("row_tables"), py::arg("num_rows"),
-           py::arg("max_tokens"), py::arg("num_groups"), py::arg("max_blocks"),
+           py::kw_only(), py::arg("arrays"), py::arg("row_token_ids"), py::arg("row_tables"),
+           py::arg("num_rows"), py::arg("max_tokens"), py::arg("num_groups"), py::arg("max_blocks"),
            py::arg("block_size"), py::arg("token_ids"), py::arg("positions"),
            py::arg("slot_mapping"), py::arg("tables"), py::arg("table_width"),
            py::arg("seq_lens"), py::arg("cu_seqlens_q"), py::arg("num_tokens"),

@@ -194,7 +194,8 @@ void embedding(const int64_t* row_ids, const Matrix& weight, float scale, float*
                  for (int64_t i = begin; i < end; ++i) {
                    float* row = out + i * weight.num_cols;
                    k.dequantize_row(weight, row_ids[i], row);
-                   for (int64_t c = 0; scale != 1.0f && c < weight.num_cols; ++c) row[c] *= scale;
+                   if (scale == 1.0f) continue;
+                   for (int64_t c = 0; c < weight.num_cols; ++c) row[c] *= scale;
                  }
                });
 }

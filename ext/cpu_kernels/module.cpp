@@ -10,7 +10,7 @@ void bind_sampling(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
 
 PYBIND11_MODULE(_cpu_kernels, m) {
-  m.doc() = "CPU kernels over raw pointers; llmserve.kernels checks what it passes.";
+  m.doc() = "CPU kernels, mostly over raw pointers; llmserve.kernels checks what it passes.";
   bind_runtime(m);
   bind_attention(m);
   bind_elementwise(m);

@@ -16,9 +16,9 @@ void check(const SequenceRows& rows, const ScheduledRow* scheduled, int64_t num_
     const ScheduledRow& s = scheduled[i];
     if (s.row < 0 || s.row >= rows.num_rows || s.num_computed < 0 || s.num_scheduled < 0 ||
         s.num_computed > max_len || s.num_scheduled > max_len - s.num_computed) {
-      throw std::out_of_range("tokens " + std::to_string(s.num_computed) + " to " +
-                              std::to_string(s.num_computed + s.num_scheduled) + " of row " +
-                              std::to_string(s.row) + " are not there");
+      throw std::out_of_range(std::to_string(s.num_scheduled) + " tokens of row " +
+                              std::to_string(s.row) + " from " + std::to_string(s.num_computed) +
+                              " on are not there");
     }
     num_tokens += s.num_scheduled;
   }

@@ -30,6 +30,8 @@ def step_gather(
     num_groups, num_rows, max_blocks = table_rows.shape
     num_tokens, num_seqs = len(out.token_ids), len(out.seq_lens)
     table_width = out.tables.shape[-1]
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, not {block_size}")
     for name, array, dtype, shape in (
         ("token_rows", token_rows, np.int32, (num_rows, token_rows.shape[-1])),
         ("table_rows", table_rows, np.int32, table_rows.shape),

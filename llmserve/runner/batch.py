@@ -1,7 +1,8 @@
 """Rows of the sequences that the runner holds, and from a plan to the tensors of a forward pass.
 
 A row keeps a sequence's tokens and block tables, so that a plan only has to say what changed. All
-per-token work is numpy over whole steps; nothing here loops over tokens.
+per-token work is one compiled call (`build`) or numpy over whole steps (`arrange`, for a device);
+nothing here loops over tokens.
 """
 
 from __future__ import annotations

@@ -43,15 +43,21 @@ def compute_logits(
 
 
 def forward(
-    model: DecoderConfig, decoder: Decoder, max_model_len: int, token_ids: list[int]
+    model: DecoderConfig,
+    decoder: Decoder,
+    max_model_len: int,
+    token_ids: list[int],
+    kv: KVTensors | None = None,
 ) -> torch.Tensor:
+    """kv: of an earlier prompt that was as long, whose blocks are written again."""
     spec = make_kv_spec(model, CacheConfig(block_size=BLOCK_SIZE), "float32", max_model_len)
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     tables = tuple(
         list(range(1 + group * num_blocks, 1 + (group + 1) * num_blocks))
         for group in range(len(spec.groups))
     )
-    kv = KVTensors(spec, 1 + num_blocks * len(spec.groups), CPUKernels())
+    if kv is None:
+        kv = KVTensors(spec, 1 + num_blocks * len(spec.groups), CPUKernels())
     rows = SequenceRows(1, max_model_len, BLOCK_SIZE, len(spec.groups))
     rows.add(NewSequence("a", token_ids, len(token_ids), SamplingParams(), tables))
     batch = rows.build(StepPlan(["a"], [0], [len(token_ids)], [False]))

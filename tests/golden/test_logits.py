@@ -13,11 +13,14 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from llmserve.kernels import HAS_EXT
+from llmserve.config import CacheConfig
+from llmserve.kernels import HAS_EXT, CPUKernels
 from llmserve.layers import DecoderLayer
+from llmserve.runner.kv_tensors import KVTensors
+from llmserve.runner.memory import make_kv_spec
 from tests.golden import reference
 from tests.golden.conftest import Checkpoint
-from tests.golden.forward import compute_logits, forward, load
+from tests.golden.forward import BLOCK_SIZE, compute_logits, forward, load
 from tests.golden.tiny_engine import make_prompts
 from tests.make_checkpoints import (
     ARCHITECTURES,
@@ -82,6 +85,23 @@ def test_compiled_layers_give_the_bits_of_the_layers_in_python(
     monkeypatch.setattr(decoder.layers, "_compiled", None)
 
     assert torch.equal(forward(config, decoder, length, PROMPT[:num_tokens]), compiled)
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["same caches", "other caches"])
+def test_compiled_layers_notice_another_step_of_the_same_shape(
+    is_shared: bool, checkpoint: Callable[[str], Checkpoint]
+) -> None:
+    """Their arguments are checked once for the same objects, and these share all scratch memory."""
+    _, folder = checkpoint("gemma3")
+    config, decoder, length = load(folder)
+    prompts = [PROMPT[:20], PROMPT[20:40]]
+    expected = [forward(*load(folder), prompt) for prompt in prompts]
+    spec = make_kv_spec(config, CacheConfig(block_size=BLOCK_SIZE), "float32", length)
+    kv = KVTensors(spec, 1 + 20 * len(spec.groups), CPUKernels()) if is_shared else None
+
+    for index in (0, 1, 1, 0):
+        result = forward(config, decoder, length, prompts[index], kv)
+        assert torch.equal(result, expected[index])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -90,6 +90,22 @@ def test_embedding_gives_the_rows_of_the_ids(type: GGMLType) -> None:
     assert torch.equal(rows, torch.from_numpy(values_of(weight))[token_ids])
 
 
+def test_embedding_scales_rows_into_the_tensor_that_it_is_given() -> None:
+    weight = random_weight(GGMLType.Q8_0, 5, 64)
+    token_ids = torch.tensor([4, 0])
+    out = torch.full((2, 64), torch.nan)
+
+    assert embedding(token_ids, weight, 25.25, out) is out
+
+    assert torch.equal(out, torch.from_numpy(values_of(weight))[token_ids] * 25.25)
+
+
+@pytest.mark.skipif(not HAS_EXT, reason="needs the compiled kernels")
+def test_embedding_refuses_a_tensor_of_another_shape() -> None:
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        embedding(torch.tensor([1]), random_weight(GGMLType.Q8_0, 5, 64), 1.0, torch.empty(2, 64))
+
+
 def test_embedding_of_no_ids_is_empty() -> None:
     weight = random_weight(GGMLType.Q8_0, 5, 64)
 

@@ -51,7 +51,7 @@ _cpu_kernels.dequantize(weight.data_ptr(), 8, out.data_ptr(), 999, 32)
 READ_UNALIGNED_IDS = """
 import torch
 ids, weight, out = torch.zeros(2, dtype=torch.int64), torch.zeros(1, 34), torch.empty(1, 32)
-_cpu_kernels.embedding(ids.data_ptr() + 4, weight.data_ptr(), 8, out.data_ptr(), 1, 1, 32)
+_cpu_kernels.embedding(ids.data_ptr() + 4, weight.data_ptr(), 8, 1.0, out.data_ptr(), 1, 1, 32)
 """
 
 

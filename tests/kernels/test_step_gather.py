@@ -74,17 +74,29 @@ def test_every_token_is_where_its_sequence_has_it(
 
 @pytest.mark.skipif(not HAS_EXT, reason="needs the compiled kernels")
 @pytest.mark.parametrize(
-    ("row", "first", "count"),
-    [(-1, 0, 1), (5, 0, 1), (0, -1, 1), (0, 41, 1), (0, 40, 2), (0, 2**62, 2**62), (0, 32, 1)],
+    ("row", "first", "count", "max_tokens", "width"),
+    [
+        (-1, 0, 1, 41, 8),
+        (NUM_ROWS, 0, 1, 41, 8),
+        (0, -1, 2, 41, 8),
+        (0, 0, -1, 41, 8),
+        (0, 2**62, 2**62, 41, 8),
+        (0, 32, 1, 41, 8),  # behind the step's tables
+        (0, 40, 1, 41, 12),  # behind the rows' tables
+        (0, 18, 2, 19, 12),  # behind the rows' tokens
+    ],
 )
-def test_what_is_not_there_is_refused_and_nothing_written(row: int, first: int, count: int) -> None:
+def test_what_is_not_there_is_refused_and_nothing_written(
+    row: int, first: int, count: int, max_tokens: int, width: int
+) -> None:
     tokens, tables = make_rows()
-    out = make_arrays(2, 2, 8)  # tables of 8 blocks end with token 31
+    tokens = np.ascontiguousarray(tokens[:, :max_tokens])
+    out = make_arrays(1 + count if 0 <= count < 9 else 1, 2, width)
 
     with pytest.raises(IndexError, match="are not there"):
         step_gather(tokens, tables, BLOCK_SIZE, out)([1, row], [0, first], [1, count])
 
-    assert out.token_ids.tolist() == [-1, -1]
+    assert (out.token_ids == -1).all()
     assert (out.tables == -1).all()
 
 
@@ -100,5 +112,7 @@ def test_another_shape_is_refused() -> None:
             gather(*lists)
     arrays = make_arrays(2, 2, 8)
     wrong = dataclasses.replace(arrays, slots=arrays.slots[:2])
+    with pytest.raises(ValueError, match="block_size must be at least 1, not 0"):
+        step_gather(tokens, tables, 0, arrays)
     with pytest.raises(ValueError, match="slots must be contiguous int64"):
         step_gather(tokens, tables, BLOCK_SIZE, wrong)

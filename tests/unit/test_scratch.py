@@ -26,6 +26,17 @@ def test_a_role_has_one_buffer_as_large_as_its_largest_use() -> None:
     assert large.shape == (5, 3)
 
 
+def test_the_same_shape_gives_the_same_tensor_until_another_is_taken() -> None:
+    scratch = Scratch(torch.device("cpu"), torch.float32)
+    first = scratch.take("a", 2, 3)
+
+    assert scratch.take("a", 2, 3) is first
+    assert scratch.take("a", 3, 2).shape == (3, 2)
+    assert scratch.take("a", 4, 5).shape == (4, 5)
+    again = scratch.take("a", 2, 3)
+    assert again.data_ptr() == scratch.take("a", 4, 5).data_ptr()
+
+
 @pytest.mark.parametrize(("device", "is_kept"), [("cpu", False), ("meta", True)])
 def test_graphs_of_a_device_keep_the_buffers_that_they_know(device: str, is_kept: bool) -> None:
     """meta: in place of a GPU."""

@@ -3,32 +3,30 @@
 import subprocess
 import sys
 
-_STATE = """
-import sys
-from llmserve.torch_import import import_torch
-{before}
-import_torch()
-import llmserve.loading, llmserve.server
-print("torch._meta_registrations" in sys.modules)
-import torch
-print(hasattr(torch, "_meta_registrations"))
-import torch._meta_registrations
-print(torch._meta_registrations.activate_meta.__name__)
-print(tuple((torch.ones(3, 4, device="meta") @ torch.ones(4, 2, device="meta")).shape))
-"""
+import pytest
+
+_LOADED = "print('torch._meta_registrations' in sys.modules)"
+_IMPORT = (
+    "import torch._meta_registrations\nprint(torch._meta_registrations.activate_meta.__name__)"
+)
+_ASK = "import torch\nprint(torch._meta_registrations.activate_meta.__name__)"
+_FROM = "from torch._meta_registrations import activate_meta\nprint(activate_meta.__name__)"
 
 
-def _run(before: str) -> list[str]:
-    code = _STATE.format(before=before)
+def _run(*lines: str) -> list[str]:
+    code = "\n".join(["import sys", "from llmserve.torch_import import import_torch", *lines])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     return done.stdout.splitlines()
 
 
-def test_leaves_the_module_out_and_lets_others_import_it_later() -> None:
-    assert _run("") == ["False", "False", "activate_meta", "(3, 2)"]
+@pytest.mark.parametrize("use", [_IMPORT, _ASK, _FROM], ids=["import", "attribute", "from"])
+def test_leaves_the_module_out_until_somebody_needs_it(use: str) -> None:
+    start = "import_torch()\nimport llmserve.loading, llmserve.server"
+
+    assert _run(start, _LOADED, use, _LOADED) == ["False", "activate_meta", "True"]
 
 
 def test_does_nothing_where_torch_is_imported_already() -> None:
-    assert _run("import torch") == ["True", "True", "activate_meta", "(3, 2)"]
+    assert _run("import torch", "import_torch()", _LOADED) == ["True"]
