@@ -19,6 +19,7 @@ BASE = {
     "listener",
     "process_memory",
     "sd_notify",
+    "torch_import",
     "__init__",
 }
 MAY_IMPORT = {
