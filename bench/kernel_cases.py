@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bench import bench_sampling
-from llmserve import _cpu_kernels, kernels
+from llmserve import kernels
 from llmserve.kernels import GGMLType, Weight, reference, reference_attention
 
 BLOCK_SIZE = 16
@@ -146,7 +146,11 @@ def _macs(type: GGMLType) -> str:
 
 def _rounds_activations(type: GGMLType) -> bool:
     """Products of bfloat16 with bfloat16."""
-    return type is GGMLType.BF16 and "avx512_bf16" in _cpu_kernels.available_instruction_sets()
+    if type is not GGMLType.BF16 or not kernels.HAS_EXT:
+        return False
+    from llmserve import _cpu_kernels
+
+    return "avx512_bf16" in _cpu_kernels.available_instruction_sets()
 
 
 def check_linear(type: GGMLType) -> None:

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "llmserve/parallel.h"
+
 namespace llmserve {
 namespace {
 
@@ -39,7 +41,7 @@ void gather_step(const SequenceRows& rows, const ScheduledRow* scheduled, int64_
     const ScheduledRow& s = scheduled[i];
     const int64_t seq_len = s.num_computed + s.num_scheduled;
     const int32_t* token_ids = rows.token_ids + s.row * rows.max_tokens;
-    const int64_t num_blocks = (seq_len + rows.block_size - 1) / rows.block_size;
+    const int64_t num_blocks = divide_up(seq_len, rows.block_size);
     for (int64_t t = 0; t < s.num_scheduled; ++t) {
       step.positions[next + t] = s.num_computed + t;
       step.token_ids[next + t] = token_ids[s.num_computed + t];
